@@ -34,7 +34,7 @@ class Tools:
     async def as_openai(self):
         return [ADD]
 
-    async def call(self, name, arguments, *, id="", messages=()):
+    async def call(self, name, arguments, *, id="", messages=()):  # noqa: A002
         arguments = json.loads(arguments)
         self.called.append((name, arguments))
         self.before.append(list(messages))

@@ -15,7 +15,8 @@ def with_own_names(row: Mapping[str, Any]) -> dict[str, Any]:
     A row with `messages` needs no `query`. The fields under their other names stay.
     """
     found = dict(row)
-    raw = row.get("raw") if isinstance(row.get("raw"), Mapping) else {}
+    inner = row.get("raw")
+    raw = inner if isinstance(inner, Mapping) else {}
     if _absent(row, "id") and not _absent(row, "task_id"):
         found["id"] = row["task_id"]
     if _absent(row, "query") and _absent(row, "messages"):

@@ -7,9 +7,10 @@ It works with every tool server of the config, not only those that speak MCP. Th
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
@@ -30,9 +31,10 @@ SYSTEM_PROMPT = "Answer the question of the user. Call the tools as often as you
 CUT_OFF = "Your reply was cut off because it was too long. Reply again, and shorter."
 _AT_LEAST_1 = validators.ge(1)
 
+_FORMAT_ERROR = "formaterror"
 _STATUSES: Mapping[ToolOutcome, str] = {
-    ToolOutcome.UNKNOWN_TOOL: "formaterror",
-    ToolOutcome.INVALID_ARGUMENTS: "formaterror",
+    ToolOutcome.UNKNOWN_TOOL: _FORMAT_ERROR,
+    ToolOutcome.INVALID_ARGUMENTS: _FORMAT_ERROR,
     ToolOutcome.TOOL_ERROR: "toolfailed",
     ToolOutcome.INVALID_RESULT: "toolfailed",
     ToolOutcome.NOT_SENT: "toolfailed",
@@ -81,42 +83,22 @@ class McpAgent:
         if tools is None:
             raise ConfigError("workflow mcp: the config lists no tool servers; fix: tools: {servers: [{use: mcp, …}]}")
         schema = data.get("answer_schema") or self.answer_schema
-        messages = self._opening(data, schema)
-        offered = await tools.as_openai()
-        replies: Counter[str] = Counter()
-        num_format_errors = 0
-        for _ in range(self.max_turns):
-            try:
-                body = await ask(http_client, base_url, api_key, messages, {"tools": offered or None})
-            except RequestError as error:
-                if error.code != "context_length_exceeded":
-                    raise
-                return self._end("length_limit_error", str(error))
-            choice = body["choices"][0]
-            message = choice["message"]
-            messages.append(message)
-            problems = _problems(choice)
-            if _is_final(message, schema, problems):
-                workflow_context.mark("completed")
-                return Answer(_answer(message, schema)) if schema else None
-            if self._repeats(message, replies):
-                return self._end("repetition_error", "the policy repeated itself")
-            calls = await self._call_all(tools, message, messages)
-            messages += [call.message for call in calls]
-            for call in calls:
-                if status := _STATUSES.get(call.outcome):
-                    workflow_context.mark(status)
-            if problems:
-                workflow_context.mark("formaterror")
-            if problems or any(_STATUSES.get(call.outcome) == "formaterror" for call in calls):
-                num_format_errors += 1
-                if num_format_errors == self.max_format_errors:
-                    return self._end("format_limit_error", f"{num_format_errors} replies had malformed tool calls")
-            if body["usage"]["total_tokens"] >= (self.max_prompt_tokens or float("inf")):
-                return self._end("length_limit_error", f"prompt and reply reached {self.max_prompt_tokens} tokens")
-            if problems or not calls:
-                messages.append({"role": "user", "content": _reminder(problems, schema)})
-        return self._end("turns_limit_error", f"no answer in {self.max_turns} turns")
+        episode = _Episode(
+            agent=self,
+            tools=tools,
+            schema=schema,
+            messages=self._opening(data, schema),
+            ask=functools.partial(ask, http_client, base_url, api_key),
+        )
+        try:
+            await episode.play()
+        except _LimitError as limit:
+            workflow_context.mark(limit.label)
+            if self.without_answer == "reject":
+                raise EpisodeError(limit.label, f"{limit}, and workflow.without_answer is reject") from None
+            return Answer("")
+        workflow_context.mark("completed")
+        return Answer(_answer(episode.messages[-1], schema)) if schema else None
 
     def _opening(self, data: Mapping[str, Any], schema: str) -> list[Message]:
         """Return the messages that the episode begins with; texts of the task take precedence over the options."""
@@ -132,27 +114,90 @@ class McpAgent:
                 system = SYSTEM_PROMPT + form
         return [{"role": "system", "content": system}, *messages] if system else messages
 
-    def _repeats(self, message: Message, replies: Counter[str]) -> bool:
-        """Count a reply, mark its repetition, and return whether it is one too many."""
-        said = _text(message).strip(), message.get("reasoning_content") or "", _functions(message)
-        if not any(said):
-            return False
-        key = json.dumps(said)
-        replies[key] += 1
-        if replies[key] > 1:
-            workflow_context.mark("repeaterror")
-        return 0 < self.repetition_early_stop_times <= replies[key]
 
-    async def _call_all(self, tools: EpisodeTools, message: Message, messages: Sequence[Message]) -> list[ShownCall]:
+class _LimitError(Exception):
+    """An episode ends without an answer; `label` is AgentRL's final answer for it."""
+
+    def __init__(self, label: str, message: str) -> None:
+        super().__init__(message)
+        self.label = label
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Episode:
+    """State of one episode."""
+
+    agent: McpAgent
+    tools: EpisodeTools
+    schema: str
+    messages: list[Message]
+    ask: Callable[[Sequence[Message], Mapping[str, Any]], Awaitable[dict[str, Any]]]
+    replies: Counter[str] = field(factory=Counter)
+    """Number of times that each reply was given."""
+    offered: list[dict[str, Any]] | None = None
+    num_format_errors: int = 0
+
+    async def play(self) -> None:
+        """Go on until the last message has the answer; raise `_LimitError` if a limit is met first."""
+        for _ in range(self.agent.max_turns):
+            if await self.turn():
+                return
+        raise _LimitError("turns_limit_error", f"no answer in {self.agent.max_turns} turns")
+
+    async def turn(self) -> bool:
+        """Make one LLM call and run its tool calls; return whether the reply has the answer.
+
+        Raises `_LimitError` if a limit is met.
+        """
+        # Once per episode: other tools in the prompt would begin the context anew.
+        if self.offered is None:
+            self.offered = await self.tools.as_openai()
+        try:
+            body = await self.ask(self.messages, {"tools": self.offered or None})
+        except RequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            raise _LimitError("length_limit_error", str(error)) from error
+        choice = body["choices"][0]
+        message = choice["message"]
+        self.messages.append(message)
+        problems = _problems(choice)
+        if _is_final(message, self.schema, problems):
+            return True
+        self._count(message)
+        calls = await self._call_all(message)
+        self.messages += [call.message for call in calls]
+        self._mark(problems, calls)
+        limit = self.agent.max_prompt_tokens
+        if limit is not None and body["usage"]["total_tokens"] >= limit:
+            raise _LimitError("length_limit_error", f"prompt and reply have {limit} tokens or more")
+        if problems or not calls:
+            self.messages.append({"role": "user", "content": _reminder(problems, self.schema)})
+        return False
+
+    def _count(self, message: Message) -> None:
+        """Count a reply, and mark a repetition; raise `_LimitError` for one too many."""
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        said = _text(message).strip(), message.get("reasoning_content") or "", functions
+        if not any(said):
+            return
+        key = json.dumps(said)
+        self.replies[key] += 1
+        if self.replies[key] > 1:
+            workflow_context.mark("repeaterror")
+        if 0 < self.agent.repetition_early_stop_times <= self.replies[key]:
+            raise _LimitError("repetition_error", f"{self.replies[key]} equal replies")
+
+    async def _call_all(self, message: Message) -> list[ShownCall]:
         """Run the tool calls of a reply; the results have the order of the calls."""
-        before = tuple(messages)
+        before = tuple(self.messages)
 
         async def run(call: Mapping[str, Any]) -> ShownCall:
             function = call["function"]
-            return await tools.call(function["name"], function["arguments"], id=call["id"], messages=before)
+            return await self.tools.call(function["name"], function["arguments"], id=call["id"], messages=before)
 
         calls = message.get("tool_calls") or ()
-        if not self.parallel:
+        if not self.agent.parallel:
             return [await run(call) for call in calls]
         try:
             async with asyncio.TaskGroup() as group:
@@ -162,12 +207,16 @@ class McpAgent:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    def _end(self, label: str, why: str) -> Answer:
-        """Mark the record with AgentRL's label for an episode without an answer, and end it."""
-        workflow_context.mark(label)
-        if self.without_answer == "reject":
-            raise EpisodeError(label, f"{why}, and workflow.without_answer is reject")
-        return Answer("")
+    def _mark(self, problems: Sequence[str], calls: Sequence[ShownCall]) -> None:
+        """Mark the record for what went wrong in a turn, and count a format error."""
+        statuses = {_STATUSES[call.outcome] for call in calls if call.outcome in _STATUSES}
+        if problems:
+            statuses.add(_FORMAT_ERROR)
+        for status in sorted(statuses):
+            workflow_context.mark(status)
+        self.num_format_errors += _FORMAT_ERROR in statuses
+        if _FORMAT_ERROR in statuses and self.num_format_errors == self.agent.max_format_errors:
+            raise _LimitError("format_limit_error", f"{self.num_format_errors} replies had malformed tool calls")
 
 
 def _problems(choice: Mapping[str, Any]) -> list[str]:
@@ -192,10 +241,6 @@ def _answer(message: Message, schema: str) -> str:
 def _text(message: Message) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else ""
-
-
-def _functions(message: Message) -> list[Mapping[str, Any]]:
-    return [call["function"] for call in message.get("tool_calls") or ()]
 
 
 def _reminder(problems: Sequence[str], schema: str) -> str:
