@@ -112,7 +112,7 @@ class McpAgent:
             if system is None:
                 form = f" Write the final answer as {shown(schema)}." if schema else ""
                 system = SYSTEM_PROMPT + form
-        return [{"role": "system", "content": system}, *messages] if system else messages
+        return [{"role": "system", "content": system}, *messages] if system else [*messages]
 
 
 class _LimitError(Exception):
