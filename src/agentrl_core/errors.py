@@ -148,6 +148,10 @@ class DeliveryUnknownError(AgentRLError):
     """A tool call was sent, but there is no answer: the tool may have run or not."""
 
 
+class InvalidResultError(AgentRLError):
+    """A tool call was answered, but the answer is no valid result, or too large to be read."""
+
+
 class ServerLostError(AgentRLError):
     """The serving process of an episode is gone or out of reach; the episode runs again, and its agent is not to blame.
 

@@ -88,6 +88,7 @@ class ToolSession(Protocol):
 
         Raises `ToolNotSentError` if the call certainly did not reach the tool, so that it may be sent again;
         `DeliveryUnknownError` if it may or may not have run (no answer in time, a connection lost after sending);
+        `InvalidResultError` if the answer is no valid result;
         `EnvironmentLostError` if the episode's state on the server is gone, so that no later call can be trusted.
         """
         ...

@@ -1,0 +1,255 @@
+"""An MCP server without the SDK, which starts at once and misbehaves on request: over stdio, or over HTTP on a port.
+
+python raw_server.py [--http PORT] [--era both|handshake|stateless] [--sse] [--tools-from FILE]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--http", type=int)
+parser.add_argument("--era", default="both")
+parser.add_argument("--sse", action="store_true")
+parser.add_argument("--no-start", action="store_true")
+options = parser.parse_args()
+
+STATELESS = "2026-07-28"
+KNOWN = ("2025-11-25", "2025-06-18")
+COUNTS: dict = {}
+"""State per episode or session -> number of calls of `count`."""
+SESSIONS: set = set()
+SEEN: list = []
+"""Headers and paths of HTTP requests."""
+LOCK = threading.Lock()
+TOOLS = [
+    {"name": "count", "description": "Counts its calls.", "inputSchema": {"type": "object", "properties": {}}},
+    {
+        "name": "echo",
+        "description": "Returns the text.",
+        "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        "annotations": {"readOnlyHint": True, "idempotentHint": True},
+    },
+    *(
+        {"name": name, "inputSchema": {"type": "object"}}
+        for name in (
+            *("write", "read", "die", "hang", "big", "garbage", "wrong_shape", "other_id", "fail", "refuse", "spawn"),
+            *("ask", "grow", "slow", "seen", "print", "pid", "parts", "detach"),
+        )
+    ),
+]
+
+
+class Failed(Exception):
+    def __init__(self, code, message, data=None):
+        super().__init__(message)
+        self.error = {"code": code, "message": message, **({"data": data} if data else {})}
+
+
+def text(value):
+    return {"content": [{"type": "text", "text": str(value)}], "isError": False}
+
+
+def call(name, arguments, params, state, send):  # noqa: C901
+    match name:
+        case "count":
+            with LOCK:
+                COUNTS[state] = COUNTS.get(state, 0) + 1
+            return text(COUNTS[state])
+        case "echo":
+            return text(arguments["text"])
+        case "write":
+            with open("note.txt", "w") as file:
+                file.write(arguments.get("text", ""))
+            return text("written")
+        case "read":
+            return text(open("note.txt").read() if os.path.exists("note.txt") else "nothing")
+        case "die":
+            os._exit(arguments.get("status", 3))
+        case "hang":
+            threading.Event().wait()
+        case "slow":
+            time.sleep(arguments["s"])
+            return text("late")
+        case "big":
+            return text("x" * arguments["bytes"])
+        case "wrong_shape":
+            return {"answer": 42}
+        case "fail":
+            return {"content": [{"type": "text", "text": "no such file"}], "isError": True}
+        case "refuse":
+            raise Failed(-32602, "Unknown argument", "use text")
+        case "spawn":
+            return text(subprocess.Popen(["sleep", "600"]).pid)
+        case "detach":
+            return text(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+        case "pid":
+            return text(os.getpid())
+        case "seen":
+            return text(json.dumps({"meta": params.get("_meta"), "seen": SEEN[-1:], "cwd": os.getcwd()}))
+        case "print":
+            sys.stdout.write("loading the model…\n")
+            return text("printed")
+        case "grow":
+            TOOLS.append({"name": f"tool_{len(TOOLS)}", "inputSchema": {"type": "object"}})
+            send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            return text("grown")
+        case "ask":
+            responses = params.get("inputResponses")
+            if responses is None:
+                form = {"type": "object", "properties": {"city": {"type": "string"}}}
+                question = {"mode": "form", "message": "Which city?", "requestedSchema": form}
+                asked = {"city": {"method": "elicitation/create", "params": question}}
+                return {"resultType": "input_required", "inputRequests": asked, "requestState": "s1"}
+            assert params["requestState"] == "s1"
+            return text(json.dumps(responses["city"], sort_keys=True))
+        case "parts":
+            return {"content": arguments["content"], **arguments.get("more", {})}
+    raise Failed(-32602, f"Unknown tool: {name}")
+
+
+def respond(message, state, send):
+    """Return the result of a request."""
+    method, params = message["method"], message.get("params") or {}
+    if method == "server/discover":
+        if options.era == "handshake":
+            raise Failed(-32601, "Method not found")
+        return {
+            "supportedVersions": [STATELESS],
+            "capabilities": {"tools": {"listChanged": True}},
+            "resultType": "complete",
+        }
+    if method == "initialize":
+        if options.era == "stateless":
+            raise Failed(-32022, "Unsupported protocol version", {"supported": [STATELESS], "requested": "?"})
+        version = params["protocolVersion"]
+        return {
+            "protocolVersion": version if version in KNOWN else KNOWN[0],
+            "capabilities": {"tools": {"listChanged": True}},
+            "serverInfo": {"name": "raw", "version": "1"},
+        }
+    if method == "tools/list":
+        # Two pages.
+        if params.get("cursor"):
+            return {"tools": TOOLS[2:]}
+        return {"tools": TOOLS[:2], "nextCursor": "2"}
+    if method == "tools/call":
+        return call(params["name"], params.get("arguments") or {}, params, state, send)
+    raise Failed(-32601, "Method not found")
+
+
+def message_for(message, state, send):
+    try:
+        return {"jsonrpc": "2.0", "id": message["id"], "result": respond(message, state, send)}
+    except Failed as error:
+        return {"jsonrpc": "2.0", "id": message["id"], "error": error.error}
+
+
+def name_of(message):
+    return (message.get("params") or {}).get("name")
+
+
+def stdio():
+    lock = threading.Lock()
+
+    def send(message):
+        with lock:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+
+    def work(message):
+        meta = (message.get("params") or {}).get("_meta") or {}
+        if name_of(message) == "garbage":
+            with lock:
+                sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": {"content": [\n' % message["id"])
+                sys.stdout.flush()
+            return
+        if name_of(message) == "other_id":
+            send({"jsonrpc": "2.0", "id": 10**6, "result": text("lost")})
+            return
+        send(message_for(message, meta.get("agentrl/episode", "shared"), send))
+
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" in message and "method" in message:
+            threading.Thread(target=work, args=[message], daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+
+    def log_message(self, *args):
+        pass
+
+    def reply(self, status, body=b"", kind="application/json", **headers):
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_DELETE(self):
+        SESSIONS.discard(self.headers.get("mcp-session-id"))
+        self.reply(200)
+
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        SEEN.append({"path": self.path, **{key.lower(): value for key, value in self.headers.items()}})
+        if self.path == "/moved":
+            self.reply(307, location="/mcp")
+            return
+        if self.path == "/locked" and self.headers.get("authorization") != "Bearer key-1":
+            self.reply(401, b"who are you?", "text/plain")
+            return
+        session = self.headers.get("mcp-session-id", "")
+        if message.get("method") == "initialize":
+            session = os.urandom(8).hex()
+            SESSIONS.add(session)
+        elif session and session not in SESSIONS:
+            self.reply(404, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Session not found"}}')
+            return
+        if "id" not in message:
+            self.reply(202)
+            return
+        state = self.headers.get("x-agentrl-episode") or session or "shared"
+        match name_of(message):
+            case "garbage":
+                self.reply(200, b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [')
+                return
+            case "other_id":
+                body = {"jsonrpc": "2.0", "id": 10**6, "result": text("lost")}
+                self.reply(200, f"data: {json.dumps(body)}\n\n".encode(), "text/event-stream")
+                return
+        sent = []
+        answer = message_for(message, state, sent.append)
+        headers = {"mcp_session_id": session} if message.get("method") == "initialize" else {}
+        if options.sse or sent:
+            body = "".join(f"event: message\ndata: {json.dumps(item)}\n\n" for item in [*sent, answer])
+            self.reply(200, body.encode(), "text/event-stream", **headers)
+        else:
+            status = 400 if answer.get("error", {}).get("code") == -32022 else 200
+            self.reply(status, json.dumps(answer).encode(), **headers)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+if options.no_start:
+    print("the key is missing", file=sys.stderr)
+    sys.exit(4)
+if options.http is None:
+    stdio()
+else:
+    server = Server(("127.0.0.1", options.http), Handler)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
