@@ -57,9 +57,7 @@ class Arguments:
             properties = request.tool.parameters.get("properties")
             known = properties if isinstance(properties, Mapping) else {}
             arguments = {key: _converted(value, known.get(key)) for key, value in arguments.items()}
-        return await call_next(
-            request if arguments == request.arguments else attrs.evolve(request, arguments=arguments)
-        )
+        return await call_next(attrs.evolve(request, arguments=arguments))
 
 
 def _changed(arguments: dict[str, Any], changes: ToolArguments) -> dict[str, Any]:

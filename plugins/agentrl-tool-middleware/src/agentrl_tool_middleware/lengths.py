@@ -56,4 +56,7 @@ class TextLength:
         offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
         if len(offsets) <= max_tokens:
             return len(text)
-        return len(text) - offsets[-max_tokens][0] if tail else offsets[max_tokens - 1][1]
+        # A character may have several tokens: it is left out if one of them is.
+        if tail:
+            return len(text) - max(offsets[-max_tokens][0], offsets[-max_tokens - 1][1])
+        return min(offsets[max_tokens - 1][1], offsets[max_tokens][0])
