@@ -296,8 +296,8 @@ class Store(RunReader, Protocol):
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; return False and change nothing if it was not running.
 
-        Writes the outcome, reason, detail, rewards, scores with their details, marks, and `finished_at`. The other fields
-        stay as announced.
+        Writes the outcome, reason, detail, rewards, scores with their details, marks, and `finished_at`. The other
+        fields stay as announced.
         """
         ...
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.compaction import COMPACTION, compaction_of
 from agentrl_core.chat.drift import drift_of
 from agentrl_core.weights.witness import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from agentrl_core.api.compaction import CompactionNote
     from agentrl_core.chat.facade import Chat
     from agentrl_core.types import Episode, Interaction, Message, Record, Task
     from agentrl_core.weights.witness import Fidelity
@@ -148,12 +150,27 @@ def _call(item: Interaction, episode: Episode, by_id: Mapping[str, Interaction],
         facts.append("not trained")
     yield Line(f"{indent}[{item.seq}] {item.id}  {', '.join(facts)}", heading=True)
     indent += "    "
-    if item.requested:
-        yield from _labelled("asked for", json.dumps(dict(item.requested), ensure_ascii=False), indent)
+    asked = dict(item.requested)
+    if (compaction := compaction_of(item)) is not None:
+        del asked[COMPACTION]
+        yield from _labelled("compacted", _compaction_text(compaction), indent)
+    elif not item.is_agents and isinstance(note := asked.pop(COMPACTION, None), dict):
+        yield from _labelled("asked by", f"the context policy {note.get('name')}", indent)
+    if asked:
+        yield from _labelled("asked for", json.dumps(asked, ensure_ascii=False), indent)
     if item.tools and (parent is None or parent.tools != item.tools):
         yield from _labelled("tools", ", ".join(_tool_name(tool) for tool in item.tools), indent)
     for message in (*item.messages, item.output):
         yield from _message(message, indent)
+
+
+def _compaction_text(note: CompactionNote) -> str:
+    """Say what the context policy made of the history before this call."""
+    (messages, left), (tokens, kept) = note.messages, note.tokens
+    return (
+        f"by the context policy {note.name}, number {note.number}: {messages} messages of {tokens} tokens became "
+        f"{left} of {kept}"
+    )
 
 
 def _message(message: Message, indent: str) -> Iterator[Line]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.api.compaction import compaction_of
 from agentrl_core.api.scoring import training_step
 from agentrl_core.concurrency.processes import close_workers
 from agentrl_core.config import LoadedConfig
@@ -32,7 +33,7 @@ from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.in_process import policy_chat
+from agentrl_core.run.in_process import context_policy, policy_chat
 from agentrl_core.run.shared_start import announce
 from agentrl_core.run.stores import scratch_store
 from agentrl_core.run.threads import LoopThread
@@ -92,7 +93,8 @@ def replay(
         closing.callback(components.close)
         scratch = closing.enter_context(scratch_directory())
         chat = policy_chat(components, model_dir)
-        engine = ReplayEngine(episode, context_length=_context_length(config, model_dir), decode=chat.reply_text)
+        length = _recorded_length(episode) or _context_length(config, model_dir)
+        engine = ReplayEngine(episode, context_length=length, decode=chat.reply_text)
         step = training_step_of(episode, steps)
         stops = (engine.diverged, upstreams.diverged)
         rerun = Rerun(components, episode, task, chat, engine, stops, scratch, step)
@@ -176,6 +178,7 @@ class Rerun:
                 sampling=config.sampling,
                 config=config.gateway,
                 seed=config.seed,
+                context=context_policy(components),
             )
             undo.callback(gateway.close)
             gateway.start()
@@ -237,6 +240,12 @@ class Rerun:
 def _close_clients(agents: LoopThread, gateway: Gateway) -> None:
     for closing in (gateway.http_client.close_for_good(), close_borrowed()):
         agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
+
+
+def _recorded_length(episode: Episode) -> int | None:
+    """Return the context length that the run's engine had; None if no call of the episode was compacted by it."""
+    notes = (compaction_of(item) for item in episode.interactions)
+    return next((note.context_length for note in notes if note is not None), None)
 
 
 def _context_length(config: RunConfig, model_dir: Path) -> int:

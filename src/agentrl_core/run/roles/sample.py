@@ -20,6 +20,7 @@ from agentrl_core.run.in_process import policy_chat
 from agentrl_core.run.roles.frame import take_part
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
 from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
+from agentrl_core.run.tools import start_tools
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +64,7 @@ class Sampler:
         with ExitStack() as undo:
             undo.enter_context(shared_tls())
             undo.callback(close_workers)
+            tools = start_tools(components, self._loop, undo, joining.asked_to_stop)
             first = self._loop.run(_first_servers(joining), asked_to_stop=joining.asked_to_stop)
             self._gateway = RemoteGateway(
                 run_id=joining.directory.name,
@@ -81,6 +83,7 @@ class Sampler:
                 member_id=joining.member.id,
                 source=source,
                 gateway=self._gateway,
+                tools=tools,
                 version=lambda: self._version,
                 poll_s=LOOK_S,
                 refresh=self._refresh,
