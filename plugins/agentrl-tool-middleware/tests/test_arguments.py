@@ -37,7 +37,8 @@ def test_an_argument_that_is_there_is_not_replaced(pass_through):
 @pytest.mark.parametrize(
     ("kind", "given", "expected"),
     [
-        ("integer", "3", 3), ("integer", 3.0, 3), ("integer", 3.5, 3.5), ("integer", "3.5", "3.5"), ("integer", True, True),
+        ("integer", "3", 3), ("integer", 3.0, 3), ("integer", 3.5, 3.5), ("integer", "3.5", "3.5"),
+        ("integer", True, True),
         ("number", "2.5", 2.5), ("number", "two", "two"), ("boolean", "True", True), ("boolean", "no", "no"),
         ("string", 3, "3"), ("string", True, True), ("string", "3", "3"), ("array", "[1, 2]", [1, 2]),
         ("array", "a", ["a"]), ("array", None, None), ("object", '{"a": 1}', {"a": 1}), ("object", "a", "a"),

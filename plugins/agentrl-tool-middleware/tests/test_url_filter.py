@@ -12,9 +12,10 @@ FILTER = UrlFilter(blocked=["huggingface.co", "answers"])
     "address",
     [
         "https://huggingface.co/datasets", "huggingface.co", "HTTPS://HuggingFace.co:443/x", "https://huggingface.co.",
-        "https://user@huggingface.co/", "http://good.org@huggingface.co", "https:\\\\huggingface.co/x", "//huggingface.co",
+        "https://user@huggingface.co/", "http://good.org@huggingface.co", "https:\\\\huggingface.co/x",
+        "//huggingface.co",
         "https://datasets-server.huggingface.co/rows", "https://r.jina.ai/https://huggingface.co/x", "my-answers.org",
-        "https%3A%2F%2Fhuggingface.co", "https://ｈuggingface.co", " https:/huggingface.co",
+        "https%3A%2F%2Fhuggingface.co", "https://\uff48uggingface.co", " https:/huggingface.co",
     ],
 )  # fmt: skip
 def test_an_address_of_a_blocked_host_is_refused(pass_through, address):

@@ -141,7 +141,7 @@ def extra_body(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a section, found {describe(value)}")  # noqa: TRY004  (all that is wrong is one kind)
     if taken := sorted(RESERVED & value.keys()):
-        raise ValueError(f"{taken[0]} is set by the judge itself")
+        raise ValueError(f"{taken[0]} is set by agentrl itself")
     return dict(value)
 
 

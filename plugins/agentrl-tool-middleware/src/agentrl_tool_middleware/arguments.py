@@ -41,7 +41,7 @@ class ToolArguments:
 class Arguments:
     """Renames, drops, completes and converts arguments, before they are checked against the tool's schema."""
 
-    tools: Mapping[str, ToolArguments] = field(factory=dict)
+    _tools: Mapping[str, ToolArguments] = field(factory=dict)
     """Name of a tool, with its server's prefix -> changes to its arguments; `*` for those of every tool, made first."""
     convert: bool = False
     """Converts values by the tool's schema where that is unmistakable: the text of a number, of true or false, of a
@@ -51,7 +51,7 @@ class Arguments:
         """Call the tool with the changed arguments."""
         arguments = dict(request.arguments)
         for name in ("*", request.name):
-            if (changes := self.tools.get(name)) is not None:
+            if (changes := self._tools.get(name)) is not None:
                 arguments = _changed(arguments, changes)
         if self.convert and request.tool is not None:
             properties = request.tool.parameters.get("properties")

@@ -53,7 +53,7 @@ class Rename:
 class Block:
     """Hides tools from the model, and refuses calls of them."""
 
-    tools_: Sequence[str] = field(alias="tools", validator=validators.min_len(1))
+    _tools: Sequence[str] = field(validator=validators.min_len(1))
     """Names, or patterns such as `write_*`; with their servers' prefixes."""
     message: str = "this tool may not be used"
     """Error that the model is shown."""
@@ -69,4 +69,4 @@ class Block:
         return await call_next(request)
 
     def _blocks(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.tools_)
+        return any(fnmatchcase(name, pattern) for pattern in self._tools)

@@ -41,12 +41,12 @@ class UrlFilter:
     """Arguments with addresses, with or without `https://`; each a text or a list of texts."""
     results: bool = True
     """Filters results, too."""
-    tools: Sequence[str] | None = None
+    _tools: Sequence[str] | None = None
     """Tools that it concerns; None: all."""
 
     async def call(self, request: ToolRequest, call_next: CallNext) -> ToolResult:
         """Call the tool with the allowed addresses, and return what is allowed of its result."""
-        if self.tools is not None and request.name not in self.tools:
+        if self._tools is not None and request.name not in self._tools:
             return await call_next(request)
         arguments, refused = self._arguments(request.arguments)
         if refused and not any(arguments.get(name) for name in self.arguments):
