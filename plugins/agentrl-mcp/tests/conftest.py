@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_core.api.tools import ToolEpisode
-
 RAW = Path(__file__).with_name("raw_server.py")
-
-
-def episode(number=1, **data):
-    return ToolEpisode(record_id=f"record-{number}", task_id="t1", data=data)
 
 
 class HttpProcess:
@@ -51,8 +45,3 @@ def http_server():
             return server
 
         yield start
-
-
-def raw(*arguments):
-    """Return the command of a raw server over stdio."""
-    return [sys.executable, "-S", str(RAW), *arguments]

@@ -1,6 +1,6 @@
 """An MCP server without the SDK, which starts at once and misbehaves on request: over stdio, or over HTTP on a port.
 
-python raw_server.py [--http PORT] [--era both|handshake|stateless] [--sse] [--tools-from FILE]
+python raw_server.py [--http PORT] [--era both|handshake|stateless] [--sse] [--no-start]
 """
 
 import argparse
@@ -9,8 +9,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--http", type=int)
@@ -27,90 +27,141 @@ SESSIONS: set = set()
 SEEN: list = []
 """Headers and paths of HTTP requests."""
 LOCK = threading.Lock()
-TOOLS = [
-    {"name": "count", "description": "Counts its calls.", "inputSchema": {"type": "object", "properties": {}}},
-    {
-        "name": "echo",
-        "description": "Returns the text.",
-        "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-        "annotations": {"readOnlyHint": True, "idempotentHint": True},
-    },
-    *(
-        {"name": name, "inputSchema": {"type": "object"}}
-        for name in (
-            *("write", "read", "die", "hang", "big", "garbage", "wrong_shape", "other_id", "fail", "refuse", "spawn"),
-            *("ask", "grow", "slow", "seen", "print", "pid", "parts", "detach"),
-        )
-    ),
-]
+TOOLS: dict = {}
+"""Name -> description for `tools/list`."""
+FUNCTIONS: dict = {}
 
 
-class Failed(Exception):
+class FailedError(Exception):
     def __init__(self, code, message, data=None):
         super().__init__(message)
         self.error = {"code": code, "message": message, **({"data": data} if data else {})}
 
 
-def text(value):
-    return {"content": [{"type": "text", "text": str(value)}], "isError": False}
+def text(value, *, is_error=False):
+    return {"content": [{"type": "text", "text": str(value)}], "isError": is_error}
 
 
-def call(name, arguments, params, state, send):  # noqa: C901
-    match name:
-        case "count":
-            with LOCK:
-                COUNTS[state] = COUNTS.get(state, 0) + 1
-            return text(COUNTS[state])
-        case "echo":
-            return text(arguments["text"])
-        case "write":
-            with open("note.txt", "w") as file:
-                file.write(arguments.get("text", ""))
-            return text("written")
-        case "read":
-            return text(open("note.txt").read() if os.path.exists("note.txt") else "nothing")
-        case "die":
-            os._exit(arguments.get("status", 3))
-        case "hang":
-            threading.Event().wait()
-        case "slow":
-            time.sleep(arguments["s"])
-            return text("late")
-        case "big":
-            return text("x" * arguments["bytes"])
-        case "wrong_shape":
-            return {"answer": 42}
-        case "fail":
-            return {"content": [{"type": "text", "text": "no such file"}], "isError": True}
-        case "refuse":
-            raise Failed(-32602, "Unknown argument", "use text")
-        case "spawn":
-            return text(subprocess.Popen(["sleep", "600"]).pid)
-        case "detach":
-            return text(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
-        case "pid":
-            return text(os.getpid())
-        case "seen":
-            return text(json.dumps({"meta": params.get("_meta"), "seen": SEEN[-1:], "cwd": os.getcwd()}))
-        case "print":
-            sys.stdout.write("loading the model…\n")
-            return text("printed")
-        case "grow":
-            TOOLS.append({"name": f"tool_{len(TOOLS)}", "inputSchema": {"type": "object"}})
-            send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
-            return text("grown")
-        case "ask":
-            responses = params.get("inputResponses")
-            if responses is None:
-                form = {"type": "object", "properties": {"city": {"type": "string"}}}
-                question = {"mode": "form", "message": "Which city?", "requestedSchema": form}
-                asked = {"city": {"method": "elicitation/create", "params": question}}
-                return {"resultType": "input_required", "inputRequests": asked, "requestState": "s1"}
-            assert params["requestState"] == "s1"
-            return text(json.dumps(responses["city"], sort_keys=True))
-        case "parts":
-            return {"content": arguments["content"], **arguments.get("more", {})}
-    raise Failed(-32602, f"Unknown tool: {name}")
+def tool(function):
+    """Offer a function of `(arguments, params, state, send)`."""
+    name = function.__name__
+    TOOLS[name] = {"name": name, "inputSchema": {"type": "object"}}
+    FUNCTIONS[name] = function
+    return function
+
+
+@tool
+def count(arguments, params, state, send):
+    with LOCK:
+        COUNTS[state] = COUNTS.get(state, 0) + 1
+        return text(COUNTS[state])
+
+
+@tool
+def echo(arguments, params, state, send):
+    return text(arguments["text"])
+
+
+TOOLS["echo"] |= {
+    "description": "Returns the text.",
+    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    "annotations": {"readOnlyHint": True, "idempotentHint": True},
+}
+
+
+@tool
+def write(arguments, params, state, send):
+    Path("note.txt").write_text(arguments["text"])
+    return text("written")
+
+
+@tool
+def read(arguments, params, state, send):
+    return text(Path("note.txt").read_text() if Path("note.txt").exists() else "nothing")
+
+
+@tool
+def die(arguments, params, state, send):
+    os._exit(arguments.get("status", 3))
+
+
+@tool
+def hang(arguments, params, state, send):
+    threading.Event().wait()
+
+
+@tool
+def big(arguments, params, state, send):
+    return text("x" * arguments["bytes"])
+
+
+@tool
+def wrong_shape(arguments, params, state, send):
+    return {"answer": 42}
+
+
+@tool
+def fail(arguments, params, state, send):
+    return text("no such file", is_error=True)
+
+
+@tool
+def refuse(arguments, params, state, send):
+    raise FailedError(-32602, "Unknown argument", "use text")
+
+
+@tool
+def spawn(arguments, params, state, send):
+    """Starts a process below the server, which detaches itself on request."""
+    return text(subprocess.Popen(["sleep", "600"], start_new_session=arguments["detach"]).pid)
+
+
+@tool
+def pid(arguments, params, state, send):
+    return text(os.getpid())
+
+
+@tool
+def seen(arguments, params, state, send):
+    return text(json.dumps({"meta": params.get("_meta"), "headers": SEEN[-1:], "folder": str(Path.cwd())}))
+
+
+@tool
+def say(arguments, params, state, send):
+    """Prints a line where only messages belong, as libraries do."""
+    sys.stdout.write("loading the model\n")
+    return text("said")
+
+
+@tool
+def grow(arguments, params, state, send):
+    name = f"tool_{len(TOOLS)}"
+    TOOLS[name] = {"name": name, "inputSchema": {"type": "object"}}
+    send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    return text(name)
+
+
+@tool
+def ask(arguments, params, state, send):
+    """Asks the user, as servers do since 2026-07-28."""
+    responses = params.get("inputResponses")
+    if responses is None:
+        form = {"type": "object", "properties": {"city": {"type": "string"}}}
+        question = {"mode": "form", "message": "Which city?", "requestedSchema": form}
+        asked = {"city": {"method": "elicitation/create", "params": question}}
+        return {"resultType": "input_required", "inputRequests": asked, "requestState": "s1"}
+    if params["requestState"] != "s1":
+        raise FailedError(-32602, "wrong state")
+    return text(json.dumps(responses["city"], sort_keys=True))
+
+
+@tool
+def parts(arguments, params, state, send):
+    return arguments["result"]
+
+
+for name in ("garbage", "other_id"):
+    TOOLS[name] = {"name": name, "inputSchema": {"type": "object"}}
 
 
 def respond(message, state, send):
@@ -118,7 +169,7 @@ def respond(message, state, send):
     method, params = message["method"], message.get("params") or {}
     if method == "server/discover":
         if options.era == "handshake":
-            raise Failed(-32601, "Method not found")
+            raise FailedError(-32601, "Method not found")
         return {
             "supportedVersions": [STATELESS],
             "capabilities": {"tools": {"listChanged": True}},
@@ -126,7 +177,7 @@ def respond(message, state, send):
         }
     if method == "initialize":
         if options.era == "stateless":
-            raise Failed(-32022, "Unsupported protocol version", {"supported": [STATELESS], "requested": "?"})
+            raise FailedError(-32022, "Unsupported protocol version", {"supported": [STATELESS], "requested": "?"})
         version = params["protocolVersion"]
         return {
             "protocolVersion": version if version in KNOWN else KNOWN[0],
@@ -136,17 +187,19 @@ def respond(message, state, send):
     if method == "tools/list":
         # Two pages.
         if params.get("cursor"):
-            return {"tools": TOOLS[2:]}
-        return {"tools": TOOLS[:2], "nextCursor": "2"}
+            return {"tools": [*TOOLS.values()][2:]}
+        return {"tools": [*TOOLS.values()][:2], "nextCursor": "2"}
     if method == "tools/call":
-        return call(params["name"], params.get("arguments") or {}, params, state, send)
-    raise Failed(-32601, "Method not found")
+        if params["name"] not in FUNCTIONS:
+            raise FailedError(-32602, f"Unknown tool: {params['name']}")
+        return FUNCTIONS[params["name"]](params.get("arguments") or {}, params, state, send)
+    raise FailedError(-32601, "Method not found")
 
 
 def message_for(message, state, send):
     try:
         return {"jsonrpc": "2.0", "id": message["id"], "result": respond(message, state, send)}
-    except Failed as error:
+    except FailedError as error:
         return {"jsonrpc": "2.0", "id": message["id"], "error": error.error}
 
 
@@ -166,7 +219,7 @@ def stdio():
         meta = (message.get("params") or {}).get("_meta") or {}
         if name_of(message) == "garbage":
             with lock:
-                sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": {"content": [\n' % message["id"])
+                sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {message["id"]}, "result": {{"content": [\n')
                 sys.stdout.flush()
             return
         if name_of(message) == "other_id":
@@ -245,11 +298,11 @@ class Server(ThreadingHTTPServer):
 
 
 if options.no_start:
-    print("the key is missing", file=sys.stderr)
-    sys.exit(4)
+    sys.exit("the key is missing")
 if options.http is None:
     stdio()
 else:
     server = Server(("127.0.0.1", options.http), Handler)
-    print(server.server_address[1], flush=True)
+    sys.stdout.write(f"{server.server_address[1]}\n")
+    sys.stdout.flush()
     server.serve_forever()

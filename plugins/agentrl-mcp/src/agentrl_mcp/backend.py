@@ -12,7 +12,8 @@ from agentrl_mcp.rpc import LinkLostError, RpcError
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import Isolation, ToolEpisode, ToolResult, ToolSpec
-    from agentrl_mcp.connection import Connection, Protocol as Negotiated
+    from agentrl_mcp.connection import Connection
+    from agentrl_mcp.connection import Protocol as Negotiated
     from agentrl_mcp.elicitation import Elicitation
 
 LIST_CHANGED = "notifications/tools/list_changed"

@@ -13,7 +13,7 @@ from agentrl_core.api.tools import ToolEpisode
 from agentrl_mcp.rpc import METHOD_NOT_FOUND, RpcError
 
 Hook: TypeAlias = Callable[
-    [ToolEpisode | None, str, Mapping[str, Any]], Mapping[str, Any] | None | Awaitable[Mapping[str, Any] | None]
+    [ToolEpisode | None, str, Mapping[str, Any]], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None
 ]
 """`answer(episode, message, schema)`: the content of the form that `schema` describes, None to decline."""
 

@@ -69,8 +69,9 @@ def launch_of(
 
 
 def _absolute(item: str, folder: Path) -> str:
-    found = folder / item
-    return str(found.resolve()) if item and not item.startswith("-") and found.is_file() else item
+    # Not `resolve`: the interpreter of a virtual environment is a link that must stay one.
+    found = Path(os.path.abspath(folder / item))  # noqa: PTH100
+    return str(found) if item and not item.startswith("-") and found.is_file() else item
 
 
 class ServerProcess:
@@ -110,6 +111,9 @@ class ServerProcess:
             raise ToolServerError(f"{launch.name}: cannot be started: {error}") from error
         finally:
             theirs.close()
+        popen = self._popen
+        self._pipes = [pipe for pipe in (popen.stdin, popen.stdout, popen.stderr) if pipe is not None]
+        """Pipes that no transport has yet, and that no transport therefore closes."""
 
     @classmethod
     async def start(cls, launch: Launch, **options: Any) -> ServerProcess:
@@ -125,12 +129,13 @@ class ServerProcess:
     async def _attach(self) -> None:
         loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._wait())
-        popen = self._popen
-        self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, popen.stdin)
+        self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._pipes[0])
         self._transports.append(self._input)
-        for protocol, pipe in ((self._output, popen.stdout), (self._errors, popen.stderr)):
-            transport, _ = await loop.connect_read_pipe(lambda protocol=protocol: protocol, pipe)  # type: ignore[misc]
+        del self._pipes[0]
+        for protocol in (self._output, self._errors):
+            transport, _ = await loop.connect_read_pipe(lambda protocol=protocol: protocol, self._pipes[0])  # type: ignore[misc]
             self._transports.append(transport)
+            del self._pipes[0]
 
     @property
     def is_alive(self) -> bool:
@@ -177,9 +182,11 @@ class ServerProcess:
         with contextlib.suppress(ValueError):
             self.status = json.loads(told)["status"]
         self._closed()
-        for transport in self._transports:
-            transport.close()
-        self._lifeline.close()
+        if self._input is not None and not self._input.is_closing():
+            # What the server has not read does not matter any more.
+            self._input.abort()
+        for closing in (*self._transports, *self._pipes, self._lifeline):
+            closing.close()
 
     def _closed(self) -> None:
         """Note that no answer comes any more."""
