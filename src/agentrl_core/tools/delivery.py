@@ -111,15 +111,13 @@ def retry_policy(retries: int, sleep: Callable[[float], Awaitable[None]] = async
     return RetryPolicy(max_retries=retries, backoff=BACKOFF, sleep=sleep)
 
 
-async def all_or_first_error(
-    works: Iterable[Coroutine[Any, Any, T]], tasks: set[asyncio.Task[Any]] | None = None
-) -> list[T]:
+async def all_or_first_error(works: Iterable[Coroutine[Any, Any, T]], tasks: set[asyncio.Task[Any]]) -> list[T]:
     """Await all at the same time; the first error is raised at once, and cancels the others.
 
     `tasks` holds those that still run.
     """
     started = [asyncio.create_task(work) for work in works]
-    for task in started if tasks is not None else ():
+    for task in started:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     try:
