@@ -11,7 +11,7 @@ import attrs
 
 from agentrl_core.errors import DeliveryUnknownError, InvalidResultError, ToolServerError
 from agentrl_mcp.backend import Facts, Listing, one_line
-from agentrl_mcp.connection import EPISODE_META
+from agentrl_mcp.connection import EPISODE_META, HANDSHAKE
 from agentrl_mcp.results import result_of, spec_of, text_of_error
 from agentrl_mcp.rpc import RpcError
 
@@ -49,8 +49,11 @@ class InProcess:
     async def _own(self) -> None:
         from mcp import Client
 
+        mode = "legacy" if self._facts.protocol in HANDSHAKE else "auto"
         try:
-            async with Client(_low_level(self._server), elicitation_callback=self._elicit, cache=None) as self._client:
+            async with Client(
+                _low_level(self._server), mode=mode, elicitation_callback=self._elicit, cache=None
+            ) as self._client:
                 self._ready.set_result(None)
                 await self._stop.wait()
         except Exception as error:
