@@ -122,7 +122,7 @@ def test_tools_of_a_server_object_are_called_without_a_transport(folder, name):
 
 def test_a_call_that_hangs_ends_at_its_deadline(folder):
     async def scenario(tools):
-        with pytest.raises(DeliveryUnknownError, match=r"no answer within 0\.1 s"):
+        with pytest.raises(DeliveryUnknownError, match=r"no answer to tools/call within 0\.1 s"):
             await (await tools.open(episode())).call("hang", {}, timeout_s=0.1)
 
     run(MCPTools(server="own.py:mcp", config_dir=folder), scenario)
