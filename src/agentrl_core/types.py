@@ -149,11 +149,13 @@ class Interaction:
     tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Sampling = attrs.field(factory=Sampling)
     requested: Mapping[str, Any] = attrs.field(factory=dict)
-    """Sampling fields as the agent requested them, where they differ from `sampling`."""
+    """Sampling fields as the agent requested them, where they differ from `sampling`, and notes of the gateway: `tools`
+    that the template leaves out, `context_policy` (`agentrl_core.api.compaction.COMPACTION`)."""
     finish_reason: FinishReason = FinishReason.STOP
     model: str = "default"
     api: str = "chat"
-    """API that the agent called: `chat`, `responses`, `messages` or `completions`."""
+    """API that the agent called: `chat`, `responses`, `messages` or `completions`; `context` for a call that the
+    context policy made."""
     trainable: bool = True
     upstream: str = ""
     """Name of the upstream provider that answered in place of the policy; then there are no token ids."""
@@ -171,6 +173,11 @@ class Interaction:
     digest: str = ""
     """Digest of all other fields (`agentrl_core.api.audit.call_digest`), taken before the call was stored; empty if
     none was taken."""
+
+    @property
+    def is_agents(self) -> bool:
+        """Whether the agent made the call; False for a call of the context policy, which the agent knows nothing of."""
+        return self.api != "context"
 
     @property
     def output_versions(self) -> Iterator[int]:

@@ -151,7 +151,7 @@ def store():
 
 
 @contextmanager
-def running_gateway(chat, engine, store, *, sampling=None, admin_key=None, **config):
+def running_gateway(chat, engine, store, *, sampling=None, admin_key=None, context=None, **config):
     gateway = Gateway(
         engine=engine,
         chat=chat,
@@ -161,6 +161,7 @@ def running_gateway(chat, engine, store, *, sampling=None, admin_key=None, **con
         config=GatewayConfig(**config),
         seed=7,
         admin_key=admin_key,
+        context=context,
     )
     gateway.start()
     try:

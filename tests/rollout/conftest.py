@@ -24,6 +24,7 @@ class MemoryStore:
 
     def __init__(self):
         self.records = {}
+        self.tool_calls = []
 
     async def add_record(self, record, *, member_id=""):
         await asyncio.sleep(0)
@@ -33,6 +34,10 @@ class MemoryStore:
         await asyncio.sleep(0)
         self.records[record.id] = record
         return True
+
+    async def add_tool_call(self, run_id, call):
+        await asyncio.sleep(0)
+        self.tool_calls.append(call)
 
     async def episode(self, record_id):
         return Episode(record=self.records[record_id], interactions=())
@@ -119,7 +124,7 @@ def make_task():
 
 @pytest.fixture
 def make_runner(store, gateway):
-    def make(workflow, *, scorer_for=None, grace_s=5.0, **config):
+    def make(workflow, *, scorer_for=None, grace_s=5.0, tools=None, **config):
         def no_scorer(task):
             raise AssertionError(f"asked for the scorer of {task.id}")
 
@@ -132,6 +137,7 @@ def make_runner(store, gateway):
             run_id="run",
             clock=lambda: 7.0,
             grace_s=grace_s,
+            tools=tools,
         )
 
     return make

@@ -77,18 +77,22 @@ class ToolEpisode:
 
 
 class ToolSession(Protocol):
-    """Tools of one server during one episode; its methods run on the agents' event loop, several calls at once."""
+    """Tools of one server during one episode; its methods run on the agents' event loop, several calls at once.
+
+    A session whose list of tools may change has `changes`, the number of changes so far (MCP's `list_changed`): when it
+    has grown, the list is read again, and the record is marked `tools_changed`.
+    """
 
     async def list_tools(self) -> Sequence[ToolSpec]:
-        """Return the server's tools, in the server's order; cached by the caller until `changed` of the server."""
+        """Return the server's tools, in the server's order; called once per episode, unless `changes` grows."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Call a tool with arguments that fit its schema.
 
-        Raises `ToolNotSentError` if the call certainly did not reach the tool, so that it may be sent again;
-        `DeliveryUnknownError` if it may or may not have run (no answer in time, a connection lost after sending);
-        `InvalidResultError` if the answer is no valid result;
+        `timeout_s` is the time that is left; after it the call is cancelled. Raises `ToolNotSentError` if the call
+        certainly did not reach the tool, so that it may be sent again; `DeliveryUnknownError` if it may or may not have
+        run (no answer in time, a connection lost after sending); `InvalidResultError` if the answer is no valid result;
         `EnvironmentLostError` if the episode's state on the server is gone, so that no later call can be trusted.
         """
         ...
@@ -102,7 +106,8 @@ class ToolServer(Protocol):
     """Source of tools for all episodes of a process; built from the options of an entry of `tools.servers`.
 
     The constructor only keeps its options. One object serves all episodes of a process, concurrently. An attribute
-    `isolation` says which `Isolation` its sessions have.
+    `isolation` says which `Isolation` its sessions have. It may also have `list_tools()`, awaited after `start`: the
+    tools that every episode has are then checked before the first episode.
     """
 
     isolation: Isolation
@@ -112,8 +117,10 @@ class ToolServer(Protocol):
         ...
 
     async def open(self, episode: ToolEpisode) -> ToolSession:
-        """Open the tools of an episode; raise `ToolNotSentError` for what a later try may mend, else the errors of
-        `ToolSession.call`."""
+        """Open the tools of an episode.
+
+        Raises `ToolNotSentError` if a later try may succeed, else as `ToolSession.call` does.
+        """
         ...
 
     async def close(self) -> None:
@@ -213,7 +220,12 @@ class EpisodeTools(Protocol):
         ...
 
     async def call(
-        self, name: str, arguments: Mapping[str, Any] | str, *, id: str = "", messages: Sequence[Message] = ()
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str,
+        *,
+        id: str = "",  # noqa: A002 - the word of the LLM APIs
+        messages: Sequence[Message] = (),
     ) -> ShownCall:
         """Call a tool; `arguments` may be the JSON text that the model wrote."""
         ...

@@ -9,7 +9,7 @@ import functools
 import logging
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import AgentRLError, RequestError, RunError, UnavailableError, UnservableError, UnstorableError
 from agentrl_core.gateway.call_types import Delta, Reply
@@ -28,10 +28,11 @@ from agentrl_core.gateway.serving.web import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from agentrl_core.gateway.admission import Admission
     from agentrl_core.gateway.call_types import ChatRequest, Decode, Dialect
+    from agentrl_core.gateway.compaction import Compactor
     from agentrl_core.gateway.history.ledger import Prompt
     from agentrl_core.gateway.large_requests import LargeRequests
     from agentrl_core.gateway.policy_calls import PolicyCalls
@@ -56,12 +57,15 @@ class Answerer:
         upstreams: Upstreams,
         upstream_calls: UpstreamCalls,
         large: LargeRequests,
+        compactor: Compactor | None,
     ) -> None:
         self._admission = admission
         self._calls = calls
         self._upstreams = upstreams
         self._upstream_calls = upstream_calls
         self._large = large
+        self._compactor = compactor
+        """None without a context policy."""
         self.fatal: RunError | None = None
         """First failure of the engine or the store that no request caused; None while both work.
 
@@ -84,7 +88,10 @@ class Answerer:
             if attempt is not None and attempt.choices:
                 return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
             try:
-                call = self._begin(session, parsed, dialect.id_prefix, prompts, attempt)
+                notes: Mapping[str, Any] = {}
+                if self._compactor is not None and self._compactor.concerns(parsed):
+                    prompts, notes = await self._compactor.prompts(session, parsed, num_bytes)
+                call = self._begin(session, parsed, dialect.id_prefix, prompts, attempt, notes)
                 if parsed.stream:
                     body = self._stream(dialect, call)
                     # SDKs decide by the status whether to retry; they do not retry for an error inside a stream that
@@ -105,7 +112,10 @@ class Answerer:
         session.used_at = time.monotonic()
         await self._admission.admit(session)
         try:
-            return await self._calls.begin(session, request, id_prefix).complete()
+            prompts, notes = None, None
+            if self._compactor is not None and self._compactor.concerns(request):
+                prompts, notes = await self._compactor.prompts(session, request, 0)
+            return await self._calls.begin(session, request, id_prefix, prompts, notes=notes).complete()
         except Exception as error:
             raise self.refusal(error, session) from error
 
@@ -125,6 +135,8 @@ class Answerer:
         parsed = dialect.parse(body, request.headers)
         if not is_large or self._upstreams.find(parsed.model) is not None:
             return parsed, key, None
+        if self._compactor is not None and self._compactor.concerns(parsed):  # it may need another prompt
+            return parsed, key, None
         return parsed, key, self._calls.prompts(session, parsed)
 
     def _begin(
@@ -134,11 +146,12 @@ class Answerer:
         id_prefix: str,
         prompts: Sequence[Prompt] | None,
         attempt: Attempt | None,
+        notes: Mapping[str, Any],
     ) -> OpenCall:
         """Return the call that gets the reply: to the upstream of the request's model name, else to the policy."""
         upstream = self._upstreams.find(request.model)
         if upstream is None:
-            return self._calls.begin(session, request, id_prefix, prompts, attempt)
+            return self._calls.begin(session, request, id_prefix, prompts, attempt, notes)
         return self._upstream_calls.begin(session, request, id_prefix, upstream, attempt)
 
     def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:

@@ -39,7 +39,8 @@ class ChatRequest:
     Numbers are as the agent gave them: `sampling_parameters` decides which of them take effect.
     """
 
-    api: Literal["chat", "responses", "messages", "completions"] = "chat"
+    api: Literal["chat", "responses", "messages", "completions", "context"] = "chat"
+    """API that the agent called; `context` for a question of the context policy."""
     messages: tuple[Message, ...] = ()
     """Messages in OpenAI's shape: no unknown keys, `arguments` as JSON text, content as text (or parts with images)."""
     prompts: tuple[str | tuple[int, ...], ...] = ()

@@ -13,6 +13,7 @@ from agentrl_core.chat.template_check import Stability
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.admission import Admission
 from agentrl_core.gateway.answering import Answerer
+from agentrl_core.gateway.compaction import Compactor
 from agentrl_core.gateway.large_requests import LargeRequests
 from agentrl_core.gateway.members.routes import MemberControl
 from agentrl_core.gateway.members.sessions import MemberSessions
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
     from agentrl_core.errors import ServerLostError
     from agentrl_core.gateway.call_types import ChatRequest, Reply
+    from agentrl_core.gateway.compaction import NamedPolicy
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.serving.server import GatewayServer
     from agentrl_core.gateway.serving.transport import InProcessClient
@@ -63,6 +65,7 @@ class Gateway:
         config: GatewayConfig,
         seed: int,
         admin_key: str | None = None,
+        context: NamedPolicy | None = None,
     ) -> None:
         # Order matters below: each part takes the ones before it. `url` is known after `start` only, so parts that need
         # it take a function.
@@ -136,12 +139,24 @@ class Gateway:
             ask=self.ask,
         )
         self._large = LargeRequests(self._meter.add)
+        compactor = None
+        if context is not None and not context.is_none:
+            compactor = Compactor(
+                policy=context,
+                calls=self._policy_calls,
+                upstreams=self._upstreams,
+                upstream_calls=upstream_calls,
+                admission=self._admission,
+                large=self._large,
+                context_length=engine.context_length,
+            )
         self._answerer = Answerer(
             admission=self._admission,
             calls=self._policy_calls,
             upstreams=self._upstreams,
             upstream_calls=upstream_calls,
             large=self._large,
+            compactor=compactor,
         )
         self.router = Router(
             sessions=self._sessions,

@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -23,7 +23,7 @@ from agentrl_core.gateway.sampling import Generation, PolicyCall
 from agentrl_core.gateway.sampling_parameters import call_seed, count_used, reply_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.chat.facade import Chat
@@ -71,11 +71,13 @@ class PolicyCalls:
         id_prefix: str,
         prompts: Sequence[Prompt] | None = None,
         attempt: Attempt | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> PolicyCall:
         """Prepare a call: prompt ids, sampling parameters, seeds and ids of its replies; nothing is sampled yet.
 
         `prompts` is the result of the method `prompts` for this request if it was called before, `attempt` the entry by
-        which a retry finds the call. `RequestError` where the request cannot be served.
+        which a retry finds the call; `notes` are added to `Interaction.requested`. `RequestError` where the request
+        cannot be served.
         """
         session.check_open()
         unseen_tools = self._unseen_tools(request)
@@ -111,7 +113,7 @@ class PolicyCalls:
             id=call_id,
             session=session,
             request=request,
-            requested={**decision.requested, **unseen_tools},
+            requested={**decision.requested, **unseen_tools, **(notes or {})},
             generations=generations,
             started_at=time.time(),
             chat=self.chat,

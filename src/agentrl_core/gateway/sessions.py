@@ -21,6 +21,7 @@ import attrs
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.admission import CallRate
+from agentrl_core.gateway.history.compacted import CompactedHistories
 from agentrl_core.gateway.history.ledger import Ledger
 from agentrl_core.gateway.retries import Attempts
 
@@ -68,6 +69,7 @@ class Session:
     used_at: float = attrs.field(factory=time.monotonic, init=False, repr=False)
     """Time of the last call, in seconds of `time.monotonic`."""
     ledger: Ledger = attrs.field(factory=Ledger, init=False, repr=False)
+    compacted: CompactedHistories = attrs.field(factory=CompactedHistories, init=False, repr=False)
     attempts: Attempts = attrs.field(factory=Attempts, init=False, repr=False)
     rate: CallRate = attrs.field(factory=CallRate, init=False, repr=False)
     lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)

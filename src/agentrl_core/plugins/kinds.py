@@ -60,6 +60,9 @@ class Kind:
     arguments: Mapping[str, str] = attrs.field(factory=dict)
     """Arguments that constructors get in addition to the component's options -> the dotted option of the config that
     gives the value; empty for values that only the run has."""
+    own_part: str = ""
+    """Place "module:attr" of `own_part(component, key, where)`, which returns the component without the options that
+    the run itself reads, and further arguments; for kinds whose entries have such options."""
     only_declared: bool = False
     """Whether a signature must name such an argument to get it; otherwise `**kwargs` gets all of them."""
     early: bool = False
@@ -345,6 +348,7 @@ def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
     protocol="agentrl_core.api.tools:ToolServer",
     method="open",
     arguments={"name": "", "config_dir": ""},
+    own_part="agentrl_core.tools.entries:own_part",
     only_declared=True,
     early=True,
 )

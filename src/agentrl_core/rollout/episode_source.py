@@ -21,6 +21,7 @@ from agentrl_core.rollout.run_agent import AgentResult, run_agent
 from agentrl_core.rollout.token_level.engine import RecordEngine
 
 if TYPE_CHECKING:
+    from agentrl_core.api.tools import EpisodeTools
     from agentrl_core.config.schema import SamplingConfig
     from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.types import Message, Record, Task
@@ -43,6 +44,10 @@ class OpenEpisode:
     gateway: EpisodeGateway[Any]
     ask_scorer: Callable[[str, Sequence[Message]], Awaitable[float]]
     """Function that asks the task's scorer about a reply in the middle of the episode."""
+    tools: EpisodeTools | None
+    """Tools of the episode; None if the config lists none."""
+    add_mark: Callable[[str], None]
+    """Function that marks the record."""
     timeout_s: float
     """Time limit of the agent, in seconds."""
     grace_s: float
@@ -58,8 +63,15 @@ class OpenEpisode:
             "is_eval": self.record.is_eval,
         }
         here = workflow_context.WorkflowContext(
-            task_id=self.task.id, sample_index=self.record.sample_index, ask_scorer=self.ask_scorer, **injected
+            task_id=self.task.id,
+            sample_index=self.record.sample_index,
+            ask_scorer=self.ask_scorer,
+            tools=self.tools,
+            add_mark=self.add_mark,
+            **injected,
         )
+        if self.tools is not None:
+            injected["tools"] = self.tools
         # A copy, so that the episode is known to the agent's tasks and threads alone.
         context = contextvars.copy_context()
         context.run(workflow_context.enter, here)

@@ -83,18 +83,21 @@ def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interact
     # `numbers.Integral` includes numpy's integers. It includes bool as well, but True is no turn index.
     if isinstance(key, numbers.Integral) and not isinstance(key, bool):
         turn = int(key)
-        if 0 <= turn < len(interactions):
-            return interactions[turn]
+        # Agents count their own calls; they do not know of those that a context policy made.
+        turns = [interaction for interaction in interactions if interaction.is_agents]
+        if 0 <= turn < len(turns):
+            return turns[turn]
     else:
         for interaction in interactions:
             if interaction.id == key:
                 return interaction
     known = [interaction.id for interaction in interactions[:_SHOWN_IDS]]
+    turns = sum(interaction.is_agents for interaction in interactions)
     more = len(interactions) - len(known)
     raise EpisodeError(
         "unknown_interaction",
         f"{giver} gave a reward to {key!r}, which is not an interaction of this record; expected "
-        f"{', '.join(known)}{f' and {more} more' if more else ''}, or a turn index from 0 to {len(interactions) - 1}",
+        f"{', '.join(known)}{f' and {more} more' if more else ''}, or a turn index from 0 to {turns - 1}",
     )
 
 
@@ -151,7 +154,9 @@ async def ask_scorer(
 
 def score_request(task: Task, episode: Episode, answer: Answer | None = None) -> ScoreRequest:
     """Return the request to a scorer for an episode: its last trainable interaction, with the answer extracted."""
-    last = next(item for item in reversed(episode.interactions) if item.trainable)
+    calls = [item for item in episode.interactions if item.trainable]
+    # A summary that the context policy had written is no answer, even if the agent's call after it failed.
+    last = next((item for item in reversed(calls) if item.is_agents), calls[-1])
     found = find_answer(text_of(last.output) if answer is None else answer.text, task.answer_schema)
     if answer is not None and found.source != "schema":
         found = FoundAnswer(text=answer.text, source="workflow")

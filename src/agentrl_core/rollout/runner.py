@@ -8,21 +8,24 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.audit import digested
 from agentrl_core.api.scoring import Answer
+from agentrl_core.api.tools import ToolEpisode
 from agentrl_core.config.live import with_limits
 from agentrl_core.errors import EpisodeError, RunError, ServerLostError
 from agentrl_core.rollout.episode_source import OpenEpisode
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of
+from agentrl_core.rollout.marks import Marks
 from agentrl_core.rollout.rewards import ask_scorer, early_request, read_reward, score_episode, storable
 from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, unbroken
 from agentrl_core.rollout.subproc.inside.telling import tell
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
-from agentrl_core.types import BY_USER, Episode, Interaction, Message, Outcome, Record, Task
+from agentrl_core.types import BY_USER, Episode, Interaction, Message, Outcome, Record, Task, ToolCall
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import RunControl, Store
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.rollout.episode_source import EpisodeSource, Seat
     from agentrl_core.scorers.call import NormalizedScorer
+    from agentrl_core.tools.episode import OpenTools
+    from agentrl_core.tools.toolbox import Toolbox
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +48,7 @@ class Runner:
     """Runs episodes, many at a time, on the agents' event loop.
 
     `source` runs the agent. `scorer_for(task)` returns the task's scorer, or the default one for a task that names
-    none; a `UsageError` or `RunError` that it raises stops the run.
+    none; a `UsageError` or `RunError` that it raises stops the run. `tools` has started its servers.
     """
 
     def __init__(
@@ -57,8 +62,10 @@ class Runner:
         run_id: str,
         clock: Callable[[], float] = time.time,
         grace_s: float = GRACE_S,
+        tools: Toolbox | None = None,
     ) -> None:
         self.source = source
+        self._toolbox = tools
         self._gateway = gateway
         self._store = store
         self._scorer_for = scorer_for
@@ -88,9 +95,9 @@ class Runner:
         Faults of the agent or the scorer end up in the record's outcome. Cancelling this call cancels the agent and
         aborts its generations; the record ends `cancelled`. If the episode's server is lost, that record ends
         `cancelled`, too, and the episode runs again under a new id with the same random numbers. Raises `RunError` if
-        the engine, the gateway or the store has failed: then no record's outcome could be trusted; `ClaimLostError` if
-        `member_id` is given and does not have the group any more. If someone else has ended the record meanwhile, the
-        returned record is theirs.
+        the engine, the gateway, the store or a tool server has failed: then no record's outcome could be trusted;
+        `ClaimLostError` if `member_id` is given and does not have the group any more. If someone else has ended the
+        record meanwhile, the returned record is theirs.
         """
         record = Record(
             id=record_id or uuid.uuid4().hex[:16],
@@ -150,28 +157,30 @@ class Runner:
         sampling: SamplingConfig | None,
         member_id: str,
     ) -> Episode:
-        self._check_gateway()
+        self._check_parts()
         await self._store.add_record(record, member_id=member_id)
+        marks = Marks()
+        tools = self._open_tools(task, record, marks)
         ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
         if (task_of_episode := asyncio.current_task()) is not None:
             self._running[record.id] = task_of_episode
         try:
             session = await seat.open_session(self._gateway, record, seed_key=seed_key, sampling=sampling)
             try:
-                done = await self._gateway.attend(session, seat.run(self._open_episode(task, record, session)))
+                here = self._open_episode(task, record, session, tools, marks)
+                done = await self._attended(session, seat.run(here), tools)
             except BaseException:
                 # Even in a cancelled episode: its calls stay stored, and generations that still run are aborted.
                 with contextlib.suppress(ServerLostError):
                     await unbroken(self._gateway.close_session(session))
                 raise
             interactions = await unbroken(self._gateway.close_session(session))
-            self._check_gateway()
+            self._check_parts()
+            if tools is not None and tools.lost is not None:
+                # Whatever the workflow returned: its framework may have swallowed the error.
+                done = AgentResult(error=tools.lost)
             ended = await self._outcome(task, Episode(record=record, interactions=interactions), done)
-            if ended.outcome is not Outcome.SCORED and (fault := self._gateway.fault_of(session)) is not None:
-                raise fault
-            # An agent on plain HTTP often raises with the status alone: add the reason that the gateway gave.
-            if session.refusal and ended.outcome is not Outcome.SCORED:
-                ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
+            ended = self._with_refusal(ended, session)
             details = storable(ended.score_details, lambda text: _without_secrets(text, session))
             ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session), score_details=details)
         except asyncio.CancelledError as cancellation:
@@ -187,7 +196,7 @@ class Runner:
             return Episode(record=ended, interactions=())
         finally:
             self._running.pop(record.id, None)
-            ended = attrs.evolve(ended, finished_at=self._clock())
+            ended = attrs.evolve(ended, finished_at=self._clock(), marks=marks.words)
             ours = await unbroken(self._store.finish_record(ended))
         if not ours and (stored := await self._store.episode(record.id)) is not None:
             # The member was declared lost, or a person has cancelled the record: what is stored counts.
@@ -197,13 +206,47 @@ class Runner:
             logger.info("record %s of task %s failed: %s\n%s", record.id, task.id, ended.detail, trace)
         return Episode(record=ended, interactions=interactions)
 
-    def _open_episode(self, task: Task, record: Record, session: EpisodeSession) -> OpenEpisode:
+    def _open_tools(self, task: Task, record: Record, marks: Marks) -> OpenTools | None:
+        """Return the tools of an episode, whose servers are opened when they are needed; None without tools."""
+        if self._toolbox is None:
+            return None
+        episode = ToolEpisode(record_id=record.id, task_id=task.id, data=task.data, is_eval=record.is_eval)
+        return self._toolbox.open(episode, keep=self._keep_call, mark=marks.add)
+
+    async def _attended(
+        self, session: EpisodeSession, work: Coroutine[Any, Any, AgentResult], tools: OpenTools | None
+    ) -> AgentResult:
+        """Await the agent, and close its tools, even in a cancelled episode."""
+        try:
+            return await self._gateway.attend(session, work)
+        finally:
+            if tools is not None:
+                await unbroken(tools.close())
+
+    def _with_refusal(self, ended: Record, session: EpisodeSession) -> Record:
+        """Return a record that has no reward with the gateway's last refusal; raise `ServerLostError` if it failed."""
+        if ended.outcome is Outcome.SCORED:
+            return ended
+        if (fault := self._gateway.fault_of(session)) is not None:
+            raise fault
+        # An agent on plain HTTP often raises with the status alone: add the reason that the gateway gave.
+        refusal = f"; the gateway's last refusal: {session.refusal}" if session.refusal else ""
+        return attrs.evolve(ended, detail=ended.detail + refusal)
+
+    async def _keep_call(self, call: ToolCall) -> None:
+        await self._store.add_tool_call(self._run_id, digested(call))
+
+    def _open_episode(
+        self, task: Task, record: Record, session: EpisodeSession, tools: OpenTools | None, marks: Marks
+    ) -> OpenEpisode:
         return OpenEpisode(
             task=task,
             record=record,
             session=session,
             gateway=self._gateway,
             ask_scorer=lambda reply, messages: self._early_score(task, record, reply, messages),
+            tools=tools,
+            add_mark=marks.add,
             timeout_s=self._config.timeout_s,
             grace_s=self._grace_s,
         )
@@ -260,10 +303,11 @@ class Runner:
                 )
         return attrs.evolve(record, reward=reward.value, rewards=reward.by_interaction)
 
-    def _check_gateway(self) -> None:
-        """Raise the error that ended the gateway or the engine: an agent that fails because of it is not at fault."""
-        if self._gateway.fatal is not None:
-            raise self._gateway.fatal
+    def _check_parts(self) -> None:
+        """Raise the error that ended gateway, engine or tools: an agent that fails because of it is not at fault."""
+        for part in (self._gateway, self._toolbox):
+            if part is not None and part.fatal is not None:
+                raise part.fatal
 
 
 def _rejected(record: Record, error: EpisodeError) -> Record:

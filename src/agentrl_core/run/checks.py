@@ -32,6 +32,7 @@ from agentrl_core.run.group_ranking import unrankable
 from agentrl_core.run.loss import settled
 from agentrl_core.run.stores import withhold_secrets
 from agentrl_core.scorers.table import ScorerTable
+from agentrl_core.tools.entries import name_clashes
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
@@ -89,6 +90,7 @@ class Checks(ComponentChecks[RunConfig]):
         yield from self.modes()
         yield from self.model()
         yield from self.components()
+        yield from self.tools()
         yield from self.defined_scorers()
         yield from self.tasks()
 
@@ -96,13 +98,14 @@ class Checks(ComponentChecks[RunConfig]):
         """Run the checks of `agentrl serve`, which needs neither tasks nor scorers nor the agent."""
         yield from self.imports()
         yield from self.modes()
-        yield from self.of_kinds("engines", "stores", "tool_parsers")
+        yield from self.of_kinds("engines", "stores", "tool_parsers", "contexts")
 
     def sampling(self) -> Iterator[str]:
         """Run the checks of `agentrl sample`, except `workflow`; it needs neither the model nor the loss."""
         yield from self.modules()
         yield from self.modes()
-        yield from self.of_kinds("stores")
+        yield from self.of_kinds("stores", "tools", "tool_middleware")
+        yield from self.tools()
         yield from self.defined_scorers()
         yield from self.tasks()
 
@@ -134,6 +137,19 @@ class Checks(ComponentChecks[RunConfig]):
         if self._binds and run.gateway.port:
             yield from (f"{where('gateway.port')}: {text}" for text in problems_of(self._bind))
         yield from self._groups()
+
+    def tools(self) -> Iterator[str]:
+        """Yield tool servers with one name, and tools that no agent would get."""
+        tools, where = self._run.tools, self._loaded.where
+        with contextlib.suppress(UsageError):  # `components` reports wrong options
+            yield from name_clashes(tools.servers, where)
+        if tools.middleware and not tools.servers:
+            yield f"{where('tools.middleware')}: there are no tools without tools.servers; add one, or leave it out"
+        if tools.servers and self._run.rollout.agent.mode == "online":
+            yield (
+                f"{where('tools.servers')}: only for agents that the run starts itself, found rollout.agent.mode: "
+                "online; leave them out"
+            )
 
     def _sampling(self) -> Iterator[str]:
         """Yield sampling options that contradict each other."""

@@ -23,7 +23,7 @@ from agentrl_core.errors import PluginError, UsageError
 from agentrl_core.losses import LossSection
 from agentrl_core.models.folder import no_model_in
 from agentrl_core.plugins.kinds import KINDS
-from agentrl_core.plugins.references import import_module, user_folders
+from agentrl_core.plugins.references import import_module, resolve, user_folders
 from agentrl_core.run.loss import build_loss, settled_loss
 
 if TYPE_CHECKING:
@@ -88,6 +88,12 @@ class BuiltComponents(Generic[C]):
                 with contextlib.suppress(AttributeError):
                     arguments[name] = attrgetter(option)(self.config)
         places, base_dir = self.loaded.places(key), self.base_dir
+        if "config_dir" in KINDS[kind].arguments:
+            arguments["config_dir"] = base_dir
+        if KINDS[kind].own_part:
+            split: Callable[..., Any] = resolve(KINDS[kind].own_part).value  # type: ignore[assignment]  # a function
+            component, more = split(component, key, places)
+            arguments |= more
         built = self.registry.build(kind, component, where=places, base_dir=base_dir, **arguments)
         self.used[f"{kind}:{component.use}"] = self.registry.describe(kind, component.use, base_dir=base_dir)
         if KINDS[kind].early:

@@ -15,6 +15,7 @@ from agentrl_core.concurrency.processes import close_workers
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
+from agentrl_core.gateway.compaction import NamedPolicy
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.online import OnlineAgents
@@ -23,6 +24,7 @@ from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
 from agentrl_core.run.threads import LoopThread
+from agentrl_core.run.tools import start_tools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +82,8 @@ class InProcessSampling(SamplingSide):
             )
             undo.callback(self._agents.close)
             undo.callback(close_workers)
+            # Before the model is loaded: a server that is down is told at once.
+            tools = start_tools(components, self._agents, undo, asked_to_stop)
             self.engine: Engine = components.build(
                 "engines",
                 "engine",
@@ -106,6 +110,7 @@ class InProcessSampling(SamplingSide):
                 member_id=membership.id_of("sample"),
                 source=source,
                 gateway=self.gateway,
+                tools=tools,
                 version=lambda: self._version,
                 # What this process changes it notices at once, and there are no others that sample.
                 poll_s=config.rollout.lease_s,
@@ -275,6 +280,15 @@ def policy_chat(components: RunComponents, model_dir: Path) -> Chat:
     return Chat.from_directory(model_dir, parser=parser, reasoning=reasoning, registry=components.registry)
 
 
+def context_policy(components: RunComponents) -> NamedPolicy | None:
+    """Return the context policy, which the checks have built, with its name in the config; None if it changes nothing.
+
+    The checks of a sampler build none: histories are shortened where its calls are served.
+    """
+    built = components.of("contexts")
+    return NamedPolicy(name=components.config.context.use, policy=built[0]) if built else None
+
+
 def _gateway(components: RunComponents, start: Start, engine: Engine, run_id: str, admin_key_file: Path) -> Gateway:
     config = components.config
     return Gateway(
@@ -286,4 +300,5 @@ def _gateway(components: RunComponents, start: Start, engine: Engine, run_id: st
         config=config.gateway,
         seed=config.seed,
         admin_key=key_from_environment(config.gateway.admin_key_env) or make_key(admin_key_file),
+        context=context_policy(components),
     )

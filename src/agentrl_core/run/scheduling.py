@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl_core.rollout.episode_gateway import EpisodeGateway
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
+    from agentrl_core.tools.toolbox import Toolbox
     from agentrl_core.types import Record
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def build_scheduler(
     member_id: str,
     source: EpisodeSource,
     gateway: EpisodeGateway[Any],
+    tools: Toolbox | None,
     version: Callable[[], int],
     poll_s: float,
     refresh: Callable[[], Awaitable[None]] | None = None,
@@ -52,6 +54,7 @@ def build_scheduler(
     runner = Runner(
         source=source,
         gateway=gateway,
+        tools=tools,
         store=store,
         scorer_for=components.scorers.for_task,
         config=config.rollout,

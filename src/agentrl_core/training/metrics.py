@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl_core.api.compaction import compaction_of
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.types import FinishReason
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.losses import LossBatch
     from agentrl_core.batching.signal import Signal
-    from agentrl_core.types import Group
+    from agentrl_core.types import Episode, Group
 
 
 RATIO_EDGES = (0.5, 0.8, 0.9, 0.98, 1.02, 1.1, 1.2, 1.5, 2.0)
@@ -78,11 +79,29 @@ def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) ->
         **{f"rollout/records_left_out/{reason}": float(count) for reason, count in signal.left_out.items()},
         "rollout/tool_calls_per_episode": tool_calls / max(len(episodes), 1),
         "rollout/llm_calls_per_episode": len(interactions) / max(len(episodes), 1),
+        **_compactions(episodes),
         "rollout/replies_cut": cut / max(len(interactions), 1),
         "rollout/tokens": float(tokens),
         "rollout/lag_mean": sum(lag * count for lag, count in lags) / max(tokens, 1),
         "rollout/lag_max": float(max((lag for lag, _ in lags), default=0)),
         **_lag_counts(lags),
+    }
+
+
+def _compactions(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return compactions and discarded tokens per episode; nothing if no history was compacted."""
+    # Several calls may begin with the result of one compaction.
+    notes = {
+        (place, note.number): note
+        for place, episode in enumerate(episodes)
+        for item in episode.interactions
+        if (note := compaction_of(item)) is not None
+    }
+    if not notes:
+        return {}
+    return {
+        "rollout/compactions_per_episode": len(notes) / len(episodes),
+        "rollout/tokens_discarded_per_episode": sum(note.tokens_discarded for note in notes.values()) / len(episodes),
     }
 
 

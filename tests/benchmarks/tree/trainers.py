@@ -62,7 +62,7 @@ def packed(
     value = 0.0
     for batch in update.micro_batches:
         logprobs, entropy = policy.logprobs(batch)
-        value += _backward(batch.view(logprobs, entropy, version=0), update.denominators)
+        value += backward(batch.view(logprobs, entropy, version=0), update.denominators)
     return value, update.tokens
 
 
@@ -87,7 +87,7 @@ def padded(network: Network, samples: Sequence[Sample]) -> tuple[float, int]:
         place = torch.tensor([place for sample in part for place in sample.positions])
         states = network.states(ids, row, place - 1)
         logprobs, entropy = network.score(states, ids[row, place], torch.ones(len(place)))
-        value += _backward(_view(part, logprobs, entropy.detach(), sequences), denominators)
+        value += backward(_view(part, logprobs, entropy.detach(), sequences), denominators)
     return value, len(samples) * width
 
 
@@ -107,7 +107,8 @@ def _view(part: Sequence[Sample], logprobs: Tensor, entropy: Tensor, sequences: 
     )
 
 
-def _backward(view: LossBatch, denominators: Denominators) -> float:
+def backward(view: LossBatch, denominators: Denominators) -> float:
+    """Add the gradients of one forward; return its share of the loss."""
     loss = aggregate(AGGREGATION, view, GRPO().loss(view), denominators)
     loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
     return loss.item()

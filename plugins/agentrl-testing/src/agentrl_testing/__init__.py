@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentrl_testing.advantages import AdvantageSuite, check_advantage
     from agentrl_testing.base import ConformanceSuite
     from agentrl_testing.commands import CommandSuite, check_command
+    from agentrl_testing.contexts import ContextPolicySuite, check_context
     from agentrl_testing.corrections import CorrectionSuite, check_correction
     from agentrl_testing.credits import CreditSuite, check_credit
     from agentrl_testing.datasets import DatasetSuite, check_dataset
@@ -39,6 +40,7 @@ _MODULES = {
     "AdvantageSuite": "advantages",
     "CommandSuite": "commands",
     "ConformanceSuite": "base",
+    "ContextPolicySuite": "contexts",
     "CorrectionSuite": "corrections",
     "CreditSuite": "credits",
     "DatasetSuite": "datasets",
@@ -57,6 +59,7 @@ _MODULES = {
     "WorkflowSuite": "workflows",
     "check_advantage": "advantages",
     "check_command": "commands",
+    "check_context": "contexts",
     "check_correction": "corrections",
     "check_credit": "credits",
     "check_dataset": "datasets",
@@ -80,6 +83,7 @@ __all__ = [
     "AdvantageSuite",
     "CommandSuite",
     "ConformanceSuite",
+    "ContextPolicySuite",
     "CorrectionSuite",
     "CreditSuite",
     "DatasetSuite",
@@ -98,6 +102,7 @@ __all__ = [
     "WorkflowSuite",
     "check_advantage",
     "check_command",
+    "check_context",
     "check_correction",
     "check_credit",
     "check_dataset",

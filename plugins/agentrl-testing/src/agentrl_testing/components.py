@@ -67,6 +67,12 @@ def _correction(correction: Any) -> None:
     check_correction(correction)
 
 
+def _context(policy: Any) -> None:
+    from agentrl_testing.contexts import check_context
+
+    check_context(policy)
+
+
 def _credit(credit: Any) -> None:
     from agentrl_testing.credits import check_credit
 
@@ -106,6 +112,7 @@ def _command(command: Any) -> None:
 _CHECKS: Mapping[str, _Check] = {
     "advantages": _advantage,
     "commands": _command,
+    "contexts": _context,
     "corrections": _correction,
     "credits": _credit,
     "filters": _filter,

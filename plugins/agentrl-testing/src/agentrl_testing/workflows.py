@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest, ScorerResult
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.rollout.workflow_call import ResolvedWorkflow
+    from agentrl_core.tools.toolbox import Toolbox
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"
@@ -90,11 +91,13 @@ class Rehearsal:
         *,
         timeout_s: float = 60.0,
         scorer: Callable[[ScoreRequest], ScorerResult] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
+        tools: Toolbox | None = None,
     ) -> list[Episode]:
         """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 
         `workflow` is what `resolve_workflow` or `resolve_in_workers` returns, or any other source of episodes; `close`
-        closes it. `scorer` scores the episodes for which the workflow returns no reward.
+        closes it. `scorer` scores the episodes for which the workflow returns no reward. The servers of `tools` run
+        from the start of this call to its end.
         """
         runner = Runner(
             source=workflow,
@@ -104,6 +107,7 @@ class Rehearsal:
             config=RolloutConfig(timeout_s=timeout_s),
             run_id=_RUN,
             grace_s=_GRACE_S,
+            tools=tools,
         )
 
         async def episode(task: Task) -> Episode:
@@ -113,9 +117,13 @@ class Rehearsal:
 
         async def all_at_once() -> list[Episode]:
             try:
+                if tools is not None:
+                    await tools.start()
                 return list(await asyncio.gather(*(episode(task) for task in tasks)))
             # The next `play` uses the same loop and must not find clients of these agents.
             finally:
+                if tools is not None:
+                    await tools.close()
                 await close_borrowed()
 
         self._sources.add(workflow)

@@ -63,7 +63,7 @@ class OnlineSession:
         if self.final:
             return True
         with session.lock:
-            calls = {interaction.id for interaction in session.interactions if interaction.trainable}
+            calls = {item.id for item in session.interactions if item.trainable and item.is_agents}
             last = last_call(session)
             return calls <= self.rewards.keys() or (last is not None and self.whole_for == last.id)
 
@@ -102,5 +102,5 @@ async def until_over(session: Session, online: OnlineSession, *, ttl_s: float, l
 
 def last_call(session: Session) -> Interaction | None:
     """Return the policy's latest finished call that can be rewarded; None if there is none."""
-    calls = [interaction for interaction in session.interactions if interaction.trainable]
+    calls = [interaction for interaction in session.interactions if interaction.trainable and interaction.is_agents]
     return max(calls, key=lambda interaction: interaction.seq, default=None)

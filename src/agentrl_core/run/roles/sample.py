@@ -20,6 +20,7 @@ from agentrl_core.run.in_process import policy_chat
 from agentrl_core.run.roles.frame import take_part
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
 from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
+from agentrl_core.run.tools import start_tools
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +64,7 @@ class Sampler:
         with ExitStack() as undo:
             undo.enter_context(shared_tls())
             undo.callback(close_workers)
+            tools = start_tools(components, self._loop, undo, joining.asked_to_stop)
             first = self._loop.run(_first_servers(joining), asked_to_stop=joining.asked_to_stop)
             self._gateway = RemoteGateway(
                 run_id=joining.directory.name,
@@ -81,6 +83,7 @@ class Sampler:
                 member_id=joining.member.id,
                 source=source,
                 gateway=self._gateway,
+                tools=tools,
                 version=lambda: self._version,
                 poll_s=LOOK_S,
                 refresh=self._refresh,
@@ -126,7 +129,7 @@ class Sampler:
         self._undo.close()
 
     async def _refresh(self) -> None:
-        await self._use(await self._store.members(self._run_id))
+        await self._use(await self._store.members(self._run_id, live=True))
 
     async def _use(self, members: Sequence[Member]) -> None:
         servers = [member for member in members if _serves(member)]
@@ -153,10 +156,10 @@ class Sampler:
 
 
 async def _first_servers(joining: Joining) -> Sequence[Member]:
-    """Wait until a server is live, and return the members of the run then."""
+    """Wait until a server is live, and return the live members of the run then."""
     wait = Wait(joining.notice, joining.components.config.roles.wait_s)
     while True:
-        members = await joining.store.members(joining.directory.name)
+        members = await joining.store.members(joining.directory.name, live=True)
         if any(map(_serves, members)):
             return members
         wait.on("a server", f"start one with `{joining.command('serve')}`")
@@ -164,8 +167,8 @@ async def _first_servers(joining: Joining) -> Sequence[Member]:
 
 
 def _serves(member: Member) -> bool:
-    """Return whether a member is a live server that has every version which it needs, see `serve.Server`."""
-    return member.role == "serve" and member.state == "live" and "version" in member.report
+    """Return whether a live member is a server that has every version which it needs, see `serve.Server`."""
+    return member.role == "serve" and "version" in member.report
 
 
 def _admin_key(joining: Joining) -> str:

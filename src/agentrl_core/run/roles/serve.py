@@ -13,7 +13,7 @@ from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import WeightsError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, shared_key
-from agentrl_core.run.in_process import policy_chat
+from agentrl_core.run.in_process import context_policy, policy_chat
 from agentrl_core.run.roles.frame import take_part
 from agentrl_core.run.roles.joining import weights_place
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
@@ -83,6 +83,7 @@ class Server:
                     seed=self._config.seed,
                     admin_key=key_from_environment(self._config.gateway.admin_key_env)
                     or shared_key(joining.directory.admin_key),
+                    context=context_policy(joining.components),
                 )
             undo.callback(self._gateway.close)
             self._loop.run(self._gateway.restore_sessions())
@@ -126,7 +127,7 @@ class Server:
         """Load a newer version if there is one, and close the sessions of samplers that are gone."""
         if self._gateway.fatal is not None:
             raise self._gateway.fatal
-        samplers = {member.id for member in members if member.role == "sample" and member.state == "live"}
+        samplers = {member.id for member in members if member.role == "sample"}
         for gone in self._samplers - samplers:
             await self._gateway.close_sessions_of(gone)
         self._samplers = samplers

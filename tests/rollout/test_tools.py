@@ -1,0 +1,88 @@
+"""The tools of an episode, as its workflow has them and as its record tells of them."""
+
+import asyncio
+import contextlib
+
+import pytest
+from tests.tools.conftest import FakeServer, raising
+
+from agentrl_core import workflow_context
+from agentrl_core.config.schema import Component, ToolsConfig
+from agentrl_core.errors import DeliveryUnknownError, EnvironmentLostError, ToolServerError
+from agentrl_core.tools.toolbox import Toolbox
+from agentrl_core.types import Outcome, ToolOutcome
+
+
+def toolbox(server, **config):
+    return Toolbox(ToolsConfig(servers=(Component("fake"),), **config), [server], sleep=lambda _: asyncio.sleep(0))
+
+
+@pytest.fixture
+def using_tools(gateway):
+    """A workflow that makes an LLM call, then `work(tools)`, and returns 1."""
+
+    def make(work):
+        async def run(data, *, base_url):
+            await gateway.call(base_url)
+            await work(workflow_context.get().tools)
+            return 1.0
+
+        return run
+
+    return make
+
+
+def test_a_workflow_has_the_tools_of_its_record(run_one, using_tools, store):
+    server = FakeServer()
+    shown = []
+
+    async def work(tools):
+        shown.append(await tools.call("echo", {"text": "hi"}))
+        workflow_context.mark("own_word")
+
+    record = run_one(using_tools(work), tools=toolbox(server)).record
+    assert shown[0].result.text == "hi"
+    assert (server.opened, server.closed) == ([record.id], [record.id])
+    assert [(call.record_id, call.outcome) for call in store.tool_calls] == [(record.id, ToolOutcome.OK)]
+    assert (record.outcome, record.marks) == (Outcome.SCORED, ("own_word",))
+
+
+def test_a_record_that_lost_its_environment_is_rejected_although_the_agent_swallows_the_error(run_one, using_tools):
+    async def work(tools):
+        with contextlib.suppress(Exception):
+            await tools.call("echo", {"text": "hi"})
+
+    server = FakeServer(answer=raising(EnvironmentLostError("the container is gone", server="fake-1")))
+    record = run_one(using_tools(work), tools=toolbox(server)).record
+    assert (record.outcome, record.reason, record.reward) == (Outcome.REJECTED, "environment_lost", None)
+    assert (record.detail, record.marks) == ("the container is gone", ("environment_lost",))
+    assert server.closed == [record.id]
+
+
+def test_tools_are_closed_when_the_agent_hangs(run_one, using_tools):
+    async def work(tools):
+        await tools.specs()
+        await asyncio.Event().wait()
+
+    server = FakeServer()
+    record = run_one(using_tools(work), tools=toolbox(server), timeout_s=0.01).record
+    assert (record.outcome, server.closed) == (Outcome.TIMED_OUT, [record.id])
+
+
+def test_a_failing_server_ends_the_run_by_its_name(run_one, using_tools):
+    async def work(tools):
+        with contextlib.suppress(Exception):
+            await tools.call("echo", {"text": "hi"})
+
+    server = FakeServer(answer=raising(*[DeliveryUnknownError("no route")] * 9))
+    with pytest.raises(ToolServerError, match=r"tool server 'fake-1': 1 of its last 1 calls failed"):
+        run_one(using_tools(work), tools=toolbox(server, failure_window=1, max_failure_rate=0.0))
+
+
+def test_without_servers_a_workflow_has_no_tools(run_one, using_tools):
+    async def work(tools):
+        assert tools is None
+        with pytest.raises(ValueError, match="expected a word"):
+            workflow_context.mark("Not a word")
+
+    assert run_one(using_tools(work)).record.marks == ()
