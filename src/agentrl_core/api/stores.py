@@ -368,13 +368,13 @@ class Store(RunReader, Protocol):
     async def unsealed(self, run_id: str, *, limit: int, late: bool = False) -> list[EndedRecord]:
         """Return up to `limit` records that have ended and that no seal names.
 
-        With `late`, return records instead that got another LLM call after the last seal that names them: a call may
-        still be under way when its record is cancelled. This reads the calls of all records.
+        With `late`, return records instead that got another LLM call or tool call after the last seal that names them:
+        a call may still be under way when its record is cancelled. This counts the calls of all records.
         """
         ...
 
     async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
-        """Append a link to the run's audit chain, which names `records`: id -> number of their sealed calls.
+        """Append a link to the run's audit chain, which names `records`: id -> `EndedRecord.num_calls`.
 
         Raises `StoreError` if the chain has a link of this number.
         """

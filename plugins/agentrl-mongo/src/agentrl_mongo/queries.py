@@ -48,8 +48,13 @@ def interactions(record_ids: list[str]) -> Query:
     return {"record_id": {"$in": record_ids}}, [("record_id", 1), ("seq", 1)]
 
 
+def tool_calls(record_ids: list[str]) -> Query:
+    """Tool calls of records, in their order within each record."""
+    return {"record_id": {"$in": record_ids}}, [("record_id", 1), ("seq", 1)]
+
+
 def arrays(record_ids: list[str]) -> Query:
-    """Arrays of the LLM calls of records."""
+    """Arrays of the LLM calls, and long contents of the tool calls, of records."""
     return {"record_id": {"$in": record_ids}}, []
 
 
