@@ -332,7 +332,7 @@ def test_a_wrong_signature_is_refused_before_anything_starts(resolve):
             return 1.0
 
     class Demanding:
-        async def run(self, data, tools):
+        async def run(self, data, tray):
             return 1.0
 
     async def nothing():

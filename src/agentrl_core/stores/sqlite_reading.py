@@ -121,9 +121,9 @@ class SQLiteReading(SQLiteConnection):
         found = await self._select("find last replies", query, run_id)
         return {record_id: json.loads(output) for record_id, output, _ in found}
 
-    async def members(self, run_id: str) -> list[Member]:
-        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
-        query = rows.MEMBERS.select + " WHERE run_id = ? ORDER BY rowid"
+    async def members(self, run_id: str, *, live: bool = False) -> list[Member]:
+        """Return the members of a run, all or the live ones, in the order in which they joined."""
+        query = rows.MEMBERS.select + " WHERE run_id = ?" + (" AND state = 'live'" if live else "") + " ORDER BY rowid"
         return await self._restored(f"list members of run '{run_id}'", rows.member_from, query, run_id)
 
     async def versions(self, run_id: str, *, after: int = -1) -> list[VersionRow]:

@@ -50,7 +50,7 @@ GROUPS = Table(
 )
 MEMBERS = Table(
     "members",
-    "id, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report",
+    "id, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report, process",
 )
 RECORDS = Table(
     "records",
@@ -182,18 +182,20 @@ def member_row(member: Member) -> tuple[object, ...]:
         member.state,
         member.beats,
         to_json(dict(member.report), what),
+        escaped(member.process),
     )
 
 
 def member_from(row: Sequence[Any]) -> Member:
     """Restore a member from its columns."""
-    name, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report = row
+    name, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report, process = row
     return Member(
         id=name,
         run_id=run_id,
         role=role,
         host=host,
         pid=pid,
+        process=process,
         joined_at=joined_at,
         lease_s=lease_s,
         config_digest=config_digest,

@@ -13,7 +13,7 @@ APPLICATION_ID = 0x41475254
 SCHEMA_VERSION = 6
 """Number of the layout below. 1: the tables from runs to versions. 2: sessions, and the API and the upstream of an
 interaction. 3: details of scores. 4: tasks by task set. 5: members, claims of groups, turns,
-digests of interactions, and seals. 6: tool calls, and marks of records."""
+digests of interactions, and seals. 6: tool calls, marks of records, and processes of members."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -164,11 +164,13 @@ CREATE TABLE members (
     url TEXT NOT NULL,
     state TEXT NOT NULL,
     beats INTEGER NOT NULL,
-    report TEXT NOT NULL
+    report TEXT NOT NULL,
+    process TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX members_by_run ON members (run_id);
 CREATE UNIQUE INDEX members_trainer ON members (run_id) WHERE role = 'train' AND state = 'live';
 """
+_LIVE_MEMBERS = "CREATE INDEX IF NOT EXISTS members_live ON members (run_id) WHERE state = 'live'"
 
 _TURNS = """
 CREATE TABLE turns (
@@ -247,6 +249,7 @@ _NEW_TABLES = {
 
 _TEXT, _NUMBER = "TEXT NOT NULL DEFAULT ", "INTEGER NOT NULL DEFAULT "
 _NEW_COLUMNS = {
+    "members": {"process": f"{_TEXT}''"},
     "runs": {
         "admitted_steps": f"{_NUMBER}-1",
         "replaced": f"{_NUMBER}0",
@@ -303,6 +306,7 @@ def create(connection: sqlite3.Connection) -> None:
     """Create the tables and write the application id and the schema version into the file's header."""
     for script in (_TABLES, _GROUPS, _TASKS, *_NEW_TABLES.values()):
         _run(connection, script)
+    connection.execute(_LIVE_MEMBERS)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -322,6 +326,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
     for table in _missing_tables(connection):
         _run(connection, _NEW_TABLES[table])
+    connection.execute(_LIVE_MEMBERS)
     if _lacks(connection, "tasks", "task_set"):
         _rebuild(connection, "tasks", _TASKS, _OLD_TASKS)
     if _lacks(connection, "groups", "member_id"):
@@ -376,11 +381,12 @@ def _rebuild(connection: sqlite3.Connection, table: str, script: str, query: str
 
 
 def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    new = _missing_tables(connection)
     return [
         (table, column, kind)
         for table, columns in _NEW_COLUMNS.items()
         for column, kind in columns.items()
-        if _lacks(connection, table, column)
+        if table not in new and _lacks(connection, table, column)
     ]
 
 

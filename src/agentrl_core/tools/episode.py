@@ -89,6 +89,10 @@ class OpenTools:
         """Return the tools for `messages.create(tools=…)`."""
         return anthropic_tools(await self.specs())
 
+    async def listing(self) -> Listing:
+        """Return the tools with their servers, for commands."""
+        return await self._at_home(self._current_listing())
+
     async def call(
         self,
         name: str,

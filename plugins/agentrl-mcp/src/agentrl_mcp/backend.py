@@ -38,6 +38,15 @@ class Facts:
 class Channel(Protocol):
     """Way of one episode to a server."""
 
+    @property
+    def listing(self) -> Listing:
+        """The tools that the episode has; those of other episodes, too, where they share a session."""
+        ...
+
+    async def relist(self) -> None:
+        """List the tools again; raises `ToolServerError`, and as `Link.request`."""
+        ...
+
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Call a tool, with the errors of `ToolSession.call`."""
         ...
@@ -51,6 +60,7 @@ class Backend(Protocol):
     """Way to a server for all episodes."""
 
     listing: Listing
+    """The tools of a new episode."""
 
     async def start(self) -> None:
         """Connect and list the tools; raises `ToolServerError`, and whatever a connection raises."""
@@ -60,16 +70,12 @@ class Backend(Protocol):
         """Return the way of an episode."""
         ...
 
-    async def relist(self) -> None:
-        """List the tools again."""
-        ...
-
     async def close(self) -> None:
         """End everything."""
         ...
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Listing:
     """The tools of a server, listed once, and again when the server says that they have changed."""
 
@@ -77,15 +83,19 @@ class Listing:
     negotiated: Negotiated | None = None
     """Outcome of the first negotiation, which later connections take over."""
     param_headers: dict[str, Mapping[tuple[str, ...], str]] = attrs.field(factory=dict)
-    version: int = 0
-    """Number of lists so far."""
+    changes: int = 0
+    """Number of times that the server has said that its tools changed."""
     is_stale: bool = True
+
+    def copy(self) -> Listing:
+        """Return the list for an episode whose server is its own: changes there are none of the other episodes."""
+        return attrs.evolve(self, param_headers=dict(self.param_headers))
 
     def note(self, method: str) -> None:
         """Note a notification of the server."""
         if method == LIST_CHANGED:
             self.is_stale = True
-            self.version += 1
+            self.changes += 1
 
     async def read(self, connection: Connection, timeout_s: float) -> None:
         """List the tools."""

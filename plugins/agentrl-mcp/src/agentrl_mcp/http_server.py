@@ -48,9 +48,9 @@ class HttpServer:
             resends=False,
         )
         self.listing = Listing()
-        self._shared = HttpSession(self, _BEGINNING, is_own=False)
+        self._shared = HttpSession(self, _BEGINNING, self.listing, is_own=False)
 
-    def link(self, episode_id: str) -> HttpLink:
+    def link(self, episode_id: str, listing: Listing) -> HttpLink:
         """Return a link to the endpoint of an episode."""
         return HttpLink(
             client=self._client,
@@ -58,7 +58,7 @@ class HttpServer:
             name=self.facts.name,
             headers=self._headers,
             most_bytes=self.facts.most_bytes,
-            on_notification=self.listing.note,
+            on_notification=listing.note,
             slots=self._slots,
         )
 
@@ -86,12 +86,8 @@ class HttpServer:
     async def open(self, episode: ToolEpisode) -> HttpChannel:
         """Return the way of an episode; a session begins with the first call."""
         is_own = self.facts.isolation == "session"
-        session = HttpSession(self, episode.record_id, is_own=True) if is_own else self._shared
+        session = HttpSession(self, episode.record_id, self.listing.copy(), is_own=True) if is_own else self._shared
         return HttpChannel(session, episode, is_own)
-
-    async def relist(self) -> None:
-        """List the tools again."""
-        await self.listing.read(await self._shared.ready(self.facts.start_timeout_s), self.facts.start_timeout_s)
 
     async def close(self) -> None:
         """End the shared session, and all connections."""
@@ -105,10 +101,10 @@ class HttpSession:
     `is_own`: it belongs to one episode, whose state a forgotten session takes with it.
     """
 
-    def __init__(self, server: HttpServer, episode_id: str, *, is_own: bool) -> None:
-        self._link = server.link(episode_id)
-        self._server, self._is_own = server, is_own
-        facts, listing = server.facts, server.listing
+    def __init__(self, server: HttpServer, episode_id: str, listing: Listing, *, is_own: bool) -> None:
+        self._link = server.link(episode_id, listing)
+        self._server, self._is_own, self.listing = server, is_own, listing
+        facts = server.facts
         self.connection = Connection(
             link=self._link, name=facts.name, elicitation=facts.elicitation, param_headers=listing.param_headers
         )
@@ -117,8 +113,8 @@ class HttpSession:
 
     async def connect(self, timeout_s: float) -> Protocol:
         """Begin, and return the outcome of the negotiation."""
-        facts, known = self._server.facts, self._server.listing.negotiated
-        return await self.connection.begin(timeout_s=timeout_s, wanted=facts.protocol, known=known)
+        wanted, known = self._server.facts.protocol, self.listing.negotiated
+        return await self.connection.begin(timeout_s=timeout_s, wanted=wanted, known=known)
 
     async def ready(self, timeout_s: float) -> Connection:
         """Return the connection, with its session begun; raises `ToolNotSentError`."""
@@ -156,6 +152,11 @@ class HttpSession:
                 return result
         raise not_sent(connection.name, lost)
 
+    async def relist(self) -> None:
+        """List the tools again."""
+        limit_s = self._server.facts.start_timeout_s
+        await self.listing.read(await self.ready(limit_s), limit_s)
+
     async def close(self) -> None:
         """End the session."""
         await self._link.close()
@@ -169,6 +170,15 @@ class HttpChannel:
     episode: ToolEpisode
     is_own: bool
     """The session ends with the episode."""
+
+    @property
+    def listing(self) -> Listing:
+        """The tools of the session."""
+        return self.session.listing
+
+    async def relist(self) -> None:
+        """List the tools again."""
+        await self.session.relist()
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Call a tool."""

@@ -66,9 +66,10 @@ class InProcess:
             raise ToolServerError(f"{self._facts.name}: the server was not started")
         return self._client
 
-    async def _elicit(self, _: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+    async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         from mcp_types import ElicitResult
 
+        del context
         asked = params.model_dump(by_alias=True, mode="json")
         answer = await self._facts.elicitation.answer("elicitation/create", asked, _episode.get())
         return ElicitResult.model_validate(answer)
@@ -105,6 +106,15 @@ class InProcessChannel:
     server: InProcess
     facts: Facts
     episode: ToolEpisode
+
+    @property
+    def listing(self) -> Listing:
+        """The tools of the server."""
+        return self.server.listing
+
+    async def relist(self) -> None:
+        """List the tools again."""
+        await self.server.relist()
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Call a tool."""

@@ -185,8 +185,11 @@ class ServerProcess:
         if self._input is not None and not self._input.is_closing():
             # What the server has not read does not matter any more.
             self._input.abort()
-        for closing in (*self._transports, *self._pipes, self._lifeline):
-            closing.close()
+        for transport in self._transports:
+            transport.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._lifeline.close()
 
     def _closed(self) -> None:
         """Note that no answer comes any more."""

@@ -38,6 +38,7 @@ class ProcessPool:
     async def start(self) -> None:
         """Start the first process, list the tools, and start the other ones that shall be ready."""
         self._ready.append(await Started.of(self._launch, self._facts, self.listing))
+        self.listing = self.listing.copy()
         self._fill()
 
     async def open(self, episode: ToolEpisode) -> PooledChannel:
@@ -47,12 +48,15 @@ class ProcessPool:
             try:
                 async with self._slots:
                     # One of the pool may have become ready in the meantime.
-                    started = self._take() or await Started.of(self._launch, self._facts, self.listing)
+                    started = self._take() or await self._start()
             except ToolServerError as error:
                 raise not_sent(self._facts.name, error) from error
         self._used.add(started)
         self._fill()
-        return PooledChannel(self, started, episode)
+        return PooledChannel(self, started, episode, self._facts.start_timeout_s)
+
+    async def _start(self) -> Started:
+        return await Started.of(self._launch, self._facts, self.listing.copy())
 
     def _take(self) -> Started | None:
         while self._ready:
@@ -74,7 +78,7 @@ class ProcessPool:
     async def _add(self) -> None:
         try:
             async with self._slots:
-                self._ready.append(await Started.of(self._launch, self._facts, self.listing))
+                self._ready.append(await self._start())
         except ToolServerError as error:
             # The next episode tries itself, and says what is wrong.
             logger.warning("%s", error)
@@ -83,14 +87,6 @@ class ProcessPool:
         """End the process of an episode: what it left there must not be seen by another."""
         self._used.discard(started)
         await started.link.close()
-
-    async def relist(self) -> None:
-        """List the tools again, as a new process has them."""
-        started = self._take() or await Started.of(self._launch, self._facts, self.listing)
-        try:
-            await self.listing.read(started.connection, self._facts.start_timeout_s)
-        finally:
-            self._ready.append(started)
 
     async def close(self) -> None:
         """End all processes."""
@@ -105,8 +101,13 @@ class ProcessPool:
 class PooledChannel:
     """Way of one episode to its own process."""
 
-    def __init__(self, pool: ProcessPool, started: Started, episode: ToolEpisode) -> None:
-        self._pool, self._started, self._episode = pool, started, episode
+    def __init__(self, pool: ProcessPool, started: Started, episode: ToolEpisode, limit_s: float) -> None:
+        self._pool, self._started, self._episode, self._limit_s = pool, started, episode, limit_s
+        self.listing = started.listing
+
+    async def relist(self) -> None:
+        """List the tools of the process again."""
+        await self.listing.read(self._started.connection, self._limit_s)
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Call a tool; a process that has ended takes the episode's state with it."""

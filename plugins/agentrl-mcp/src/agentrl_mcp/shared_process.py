@@ -23,12 +23,13 @@ _BACKOFF = Backoff(first_s=0.2, longest_s=10.0)
 """Waits before a process that has ended, again and again, is started anew; the first start is at once."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Started:
     """A process that is ready for requests."""
 
     link: StdioLink
     connection: Connection
+    listing: Listing
 
     @classmethod
     async def of(cls, launch: Launch, facts: Facts, listing: Listing) -> Started:
@@ -54,7 +55,7 @@ class Started:
         except BaseException:
             await link.close()
             raise
-        return cls(link, connection)
+        return cls(link, connection, listing)
 
 
 class SharedProcess:
@@ -62,7 +63,7 @@ class SharedProcess:
 
     def __init__(self, launch: Launch, facts: Facts) -> None:
         self._launch, self._facts = launch, facts
-        self.name = facts.name
+        self.name, self.limit_s = facts.name, facts.start_timeout_s
         self.listing = Listing()
         self._started: Started | None = None
         self._starting = asyncio.Lock()
@@ -108,7 +109,7 @@ class SharedProcess:
 
     async def relist(self) -> None:
         """List the tools again."""
-        await self.listing.read(await self.ready(), self._facts.start_timeout_s)
+        await self.listing.read(await self.ready(), self.limit_s)
 
     async def close(self) -> None:
         """End the process."""
@@ -127,6 +128,11 @@ class SharedProcessChannel:
         self._server, self._episode, self._keeps_state = server, episode, keeps_state
         self._generation = 0
         """Number of the process that got the first call."""
+        self.listing = server.listing
+
+    async def relist(self) -> None:
+        """List the tools again, for all episodes."""
+        await self._server.relist()
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Call a tool."""

@@ -12,6 +12,8 @@ import attrs
 
 from agentrl_core.api.tools import Isolation  # noqa: TC001 - options get their types at run time
 from agentrl_core.errors import ConfigError, ToolServerError
+from agentrl_mcp.backend import Facts, not_sent
+from agentrl_mcp.rpc import LinkLostError, RpcError
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode, ToolResult, ToolSpec
@@ -83,11 +85,6 @@ class MCPTools:
         self._name, self._folder = name, config_dir
         self._backend: Backend | None = None
 
-    @property
-    def changed(self) -> int:
-        """Number of times that the server has said that its tools changed."""
-        return 0 if self._backend is None else self._backend.listing.version
-
     async def start(self) -> None:
         """Connect, or start the first processes, and list the tools; `ToolServerError` if there is no such server."""
         backend = self._backend = self._make()
@@ -106,7 +103,6 @@ class MCPTools:
 
     def _make(self) -> Backend:
         """Return the way to the server."""
-        from agentrl_mcp.backend import Facts
         from agentrl_mcp.elicitation import Elicitation
 
         facts = Facts(
@@ -160,11 +156,18 @@ class MCPTools:
             raise ConfigError(f"{self._name}: elicitation: {text} is no function")
         return found
 
+    async def list_tools(self) -> Sequence[ToolSpec]:
+        """Return the server's tools, which are the same in all episodes."""
+        return self._started().listing.specs
+
     async def open(self, episode: ToolEpisode) -> MCPSession:
         """Open the tools of an episode."""
+        return MCPSession(await self._started().open(episode), self._name)
+
+    def _started(self) -> Backend:
         if self._backend is None:
             raise ToolServerError(f"{self._name}: the server was not started")
-        return MCPSession(self._backend, await self._backend.open(episode))
+        return self._backend
 
     async def close(self) -> None:
         """End all sessions and processes."""
@@ -176,14 +179,23 @@ class MCPTools:
 class MCPSession:
     """Tools of an MCP server during one episode."""
 
-    backend: Backend
     channel: Channel
+    name: str
+    """Name of the server, for messages."""
+
+    @property
+    def changes(self) -> int:
+        """Number of times that the server has said that its tools changed."""
+        return self.channel.listing.changes
 
     async def list_tools(self) -> Sequence[ToolSpec]:
-        """Return the server's tools, from a list that all episodes share."""
-        if self.backend.listing.is_stale:
-            await self.backend.relist()
-        return self.backend.listing.specs
+        """Return the server's tools; the server is asked only if it has said that they changed."""
+        if self.channel.listing.is_stale:
+            try:
+                await self.channel.relist()
+            except (RpcError, LinkLostError) as error:
+                raise not_sent(self.name, error) from error
+        return self.channel.listing.specs
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Call a tool."""

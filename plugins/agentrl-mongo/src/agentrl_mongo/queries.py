@@ -133,8 +133,8 @@ def members(run_id: str) -> Query:
 
 
 def live_members(run_id: str) -> Query:
-    """Members that are live."""
-    return {"run_id": run_id, "state": "live"}, []
+    """Members that are live, in the order in which they joined."""
+    return {"run_id": run_id, "state": "live"}, [("order", 1)]
 
 
 def live_versions(run_id: str, most: int) -> Query:

@@ -191,9 +191,10 @@ class MongoReader:
                     found[kept["record_id"]] = episode.interactions[-1].output
         return found
 
-    async def members(self, run_id: str) -> list[Member]:
-        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
-        return await self._found(f"list members of run '{run_id}'", "members", queries.members(run_id), rows.member_of)
+    async def members(self, run_id: str, *, live: bool = False) -> list[Member]:
+        """Return the members of a run, all or the live ones, in the order in which they joined."""
+        wanted = queries.live_members(run_id) if live else queries.members(run_id)
+        return await self._found(f"list members of run '{run_id}'", "members", wanted, rows.member_of)
 
     async def groups(self, run_id: str) -> list[GroupRow]:
         """Return the groups of a run in the order in which they were added."""

@@ -68,7 +68,7 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
     ],
     "members": [
         _index("run_id", "order"),
-        _index("run_id", "state"),
+        _index("run_id", "state", "order"),
         # A run has one trainer at a time.
         _index("run_id", unique=True, partialFilterExpression={"role": "train", "state": "live"}),
     ],

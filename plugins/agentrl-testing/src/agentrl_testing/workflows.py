@@ -99,8 +99,8 @@ class Rehearsal:
         """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 
         `workflow` is what `resolve_workflow` or `resolve_in_workers` returns, or any other source of episodes; `close`
-        closes it. `scorer` scores the episodes for which the workflow returns no reward, sync or async. `tools` are
-        started for these episodes, and closed after them.
+        closes it. `scorer` scores the episodes for which the workflow returns no reward, sync or async. The servers of `tools` run
+        from the start of this call to its end.
         """
         runner = Runner(
             source=workflow,
@@ -119,15 +119,15 @@ class Rehearsal:
             return await runner.run_episode(task, group_id=group_id, sample_index=0, seed_key=(number,))
 
         async def all_at_once() -> list[Episode]:
-            if tools is not None:
-                await tools.start()
             try:
+                if tools is not None:
+                    await tools.start()
                 return list(await asyncio.gather(*(episode(task) for task in tasks)))
             # The next `play` uses the same loop and must not find clients of these agents.
             finally:
-                await close_borrowed()
                 if tools is not None:
                     await tools.close()
+                await close_borrowed()
 
         self._sources.add(workflow)
         return self._loop.run(all_at_once())
