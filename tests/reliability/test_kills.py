@@ -14,7 +14,7 @@ from agentrl_core.run.membership import Watch
 pytestmark = pytest.mark.slow
 
 RECORDS = int(os.environ.get("AGENTRL_TEST_RECORDS", "1024"))
-"""Records to train in a SQLite file; a longer run takes proportionally more kills."""
+"""Records to train in a SQLite file."""
 MONGO_SHARE = 4
 """The server of these tests is that many times slower, so its run has as many times fewer records."""
 PER_STEP = 64
@@ -51,11 +51,13 @@ def carried_out(make_run, capsys, faults, **options):
 def test_nothing_is_lost_or_trained_twice_whoever_is_killed_every_3_s(make_run, place, capsys):
     """Eight samplers and a trainer on two hosts; a member of another host is lost with its lease."""
     records = RECORDS // (MONGO_SHARE if "url" in place["options"] else 1)
+    # Bounded, so that a busy machine, on which members take long to start, comes to the end too.
+    kills = max(6, records // 85)
     run, chaos, account = carried_out(
-        make_run, capsys, Faults(every_s=3.0, kills=10**6), steps=records // PER_STEP, tasks_per_step=PER_STEP // 4,
-        samplers=8, hosts=2, step_s=1.0, save_steps=1,
+        make_run, capsys, Faults(every_s=3.0, kills=kills), steps=records // PER_STEP, tasks_per_step=PER_STEP // 4,
+        samplers=8, hosts=2, episode_s=2.0, step_s=0.2, save_steps=1,
     )  # fmt: skip
-    assert sum(chaos.kills.values()) >= chaos.wall_s // 3 - 1
+    assert sum(chaos.kills.values()) >= min(kills, chaos.wall_s // 3 - 1)
     assert len(account.trained) == records == run.steps * PER_STEP
 
 
