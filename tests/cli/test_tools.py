@@ -74,7 +74,7 @@ def test_a_call_without_a_result_says_why_and_fails(agentrl, arguments, said):
     ("arguments", "said"),
     [
         (["list", "config.yaml", "tools.servers=[]"], "tools: lists no servers"),
-        (["list", "config.yaml", "--task", "b"], "tasks.jsonl has no task 'b'"),
+        (["list", "config.yaml", "--task", "b"], "there is no task 'b' in tasks.jsonl"),
         (["list", "config.yaml", "tools.servers=[{use: function}]"], "did you mean functions?"),
         (
             ["list", "config.yaml", "tools.servers=[{use: 'cli_tools.py:Down', name: corpus}]"],
