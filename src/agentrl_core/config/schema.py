@@ -116,11 +116,11 @@ class WarmStartConfig:
 class DataConfig:
     """Tasks to train and evaluate on."""
 
-    train: str | None = field(default=None, validator=validators.optional(filled))
-    """JSONL file of tasks, relative to the config file, or the name of a registered data set. Optional with
-    `rollout.agent.mode: online`, where agents may bring their own tasks."""
-    eval: Mapping[str, str] | str | None = None
-    """JSONL file of held-out tasks, or several files by name: `{heldout: a.jsonl, seen: b.jsonl}`."""
+    train: str | Component | None = field(default=None, validator=validators.optional(filled))
+    """JSONL file of tasks, relative to the config file, or the name of a registered data set, with its options where it
+    has some: `{use: NAME, …}`. Optional with `rollout.agent.mode: online`, where agents may bring their own tasks."""
+    eval: Component | Mapping[str, str | Component] | str | None = None
+    """JSONL file or data set of held-out tasks, or several by name: `{heldout: a.jsonl, seen: {use: NAME, …}}`."""
     default_scorer: str | None = field(default=None, validator=validators.optional(filled))
     """Scorer of tasks that name none, used if the workflow returns no reward. None: `agentcpm`, if agentrl-judge is
     installed. A scorer that is named here must be installed."""
@@ -129,6 +129,20 @@ class DataConfig:
     task may name only registered scorers and those defined under `scorers`."""
     shuffle: bool = True
     """Goes through the tasks in a new random order on each pass."""
+
+    @property
+    def sources(self) -> Mapping[str, Component]:
+        """The sources of all task sets, by their dotted keys `data.train`, `data.eval` and `data.eval.NAME`.
+
+        A source's `use` is a file or the name of a data set.
+        """
+        sets = {"data.train": self.train}
+        if isinstance(self.eval, Mapping):
+            sets |= {f"data.eval.{name}": source for name, source in self.eval.items()}
+        else:
+            sets["data.eval"] = self.eval
+        named = {key: Component(source) if isinstance(source, str) else source for key, source in sets.items()}
+        return {key: source for key, source in named.items() if source is not None}
 
 
 @attrs.frozen(kw_only=True)

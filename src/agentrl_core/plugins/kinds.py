@@ -415,11 +415,13 @@ def register_models(register: Register[Callable[..., None]]) -> None:
     """
 
 
-@kind("dataset")
-def register_datasets(register: Register[Callable[..., list[Task]]]) -> None:
-    """Register data sets: callables that return tasks, named by `data.train` and `data.eval`.
+@kind("dataset", arguments={"config_dir": ""}, only_declared=True)
+def register_datasets(register: Register[Callable[..., Callable[[], list[Task]]]]) -> None:
+    """Register data sets: sources of tasks, chosen by `data: {train: {use: NAME, …}}` and `data.eval`.
 
-    Added in 0.1.
+    A data set is a function without arguments that returns tasks, and whose keyword-only parameters are its options;
+    or a class that is built with its options, and called. It gets `config_dir`, the config's folder, if it has such an
+    option. Equal options must give equal tasks. Added in 0.1.
 
         from agentrl_core import hookimpl
 

@@ -219,37 +219,37 @@ class Checks(ComponentChecks[RunConfig]):
     def tasks(self) -> Iterator[str]:
         """Read the task files, and check that each task has a scorer that can score it."""
         data = self._run.data
-        sources: dict[str, str] = {}
-        if data.train is not None:
-            sources["data.train"] = data.train
-        elif self._run.rollout.agent.mode != "online":
+        if data.train is None and self._run.rollout.agent.mode != "online":
             yield f"{self._loaded.where('data.train')}: {NO_TASKS}"
-        if isinstance(data.eval, str):
-            sources["data.eval"] = data.eval
-        else:
-            sources |= {f"data.eval.{name}": source for name, source in (data.eval or {}).items()}
-        for key, source in sources.items():
+        for key, source in data.sources.items():
             try:
                 tasks = self._read(key, source)
             except UsageError as error:
                 yield str(error)
             else:
                 self.task_sets[key] = tasks
-                yield from self._scorers(source, tasks)
+                yield from self._scorers(source.use, tasks)
                 if key == "data.train":
-                    yield from self._order(source, tasks)
+                    yield from self._order(source.use, tasks)
 
-    def _read(self, key: str, source: str) -> Sequence[Task]:
-        """Read a task file or a registered data set; without `load_datasets` only look whether the data set exists."""
-        path = self._loaded.base_dir / Path(source).expanduser()
+    def _read(self, key: str, source: Component) -> Sequence[Task]:
+        """Read a task file or a registered data set; without `load_datasets` only check the data set's options."""
+        path = self._loaded.base_dir / Path(source.use).expanduser()
         if path.is_file():
+            for option in source.options:
+                raise ConfigError(f"{self._loaded.where(f'{key}.{option}')}: a task file has no options; leave it out")
             return load_tasks(path)
         if path.is_dir():
             raise DataError(f"{self._loaded.where(key)}: {path} is a folder; expected a .jsonl file of tasks")
-        if source.endswith((".jsonl", ".json")):
+        if source.use.endswith((".jsonl", ".json")):
             raise DataError(f"{self._loaded.where(key)}: no such task file: {path}")
-        loader: Callable[[], Sequence[Task]] = self._load("datasets", source, self._loaded.where(key))
-        return loader() if self._load_datasets else ()
+        if not self._load_datasets:
+            self._component("datasets", key, source)
+            return ()
+        loader: Callable[[], Sequence[Task]] = self.built.build(
+            "datasets", key, source, config_dir=self._loaded.base_dir
+        )
+        return loader()
 
     def _order(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
         """Yield a line for the first task that `rollout.order` cannot rank."""

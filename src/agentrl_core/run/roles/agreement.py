@@ -156,20 +156,14 @@ def _counted(found: Mapping[str, Any]) -> str:
 
 
 def _task_sets(components: RunComponents) -> dict[str, dict[str, Any]]:
-    data = components.config.data
-    sets = dict(components.eval_sets)
-    if isinstance(data.eval, str):
-        named, sets = {"data.eval": data.eval}, {"data.eval": sets["eval"]}
-    else:
-        named = {f"data.eval.{name}": source for name, source in (data.eval or {}).items()}
-        sets = {f"data.eval.{name}": tasks for name, tasks in sets.items()}
-    if data.train is not None:
-        named["data.train"], sets["data.train"] = data.train, components.tasks
-    return {
+    found = {}
+    for key, source in components.config.data.sources.items():
+        name = key.removeprefix("data.").removeprefix("eval.")
+        tasks = components.tasks if key == "data.train" else components.eval_sets[name]
         # The file's name without its folder: other machines may have it elsewhere.
-        name: {"source": Path(source).name, "count": len(sets[name]), "digest": _digest_of(sets[name])}
-        for name, source in named.items()
-    }
+        named = Path(source.use).name + (f" {_shown(source.options)}" if source.options else "")
+        found[key] = {"source": named, "count": len(tasks), "digest": _digest_of(tasks)}
+    return found
 
 
 def _digest_of(tasks: Sequence[Task]) -> str:
