@@ -1,10 +1,13 @@
 """A context policy shortens histories; the agent sends its whole history all the same, and every token stays exact."""
 
 import asyncio
+import functools
 import json
 import threading
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.gateway.conftest import MemoryStore, TalkingEngine, running_gateway
 
 from agentrl_core.api.compaction import COMPACTION, compaction_of
@@ -396,3 +399,40 @@ def test_a_call_to_an_upstream_is_not_compacted(chat, model_dir, make_gateway, o
         session = open_session(gateway)
         assert send_to(gateway, session, {"model": "cheap", "messages": [SYSTEM, QUESTION]}).status_code == 200
     assert policy.usages == []
+
+
+@st.composite
+def plays(draw):
+    """What agents in one session do, each as (conversation, action)."""
+    actions = st.sampled_from(["call", "call", "call", "again", "fork"])
+    return draw(st.lists(st.tuples(st.integers(0, 2), actions), min_size=4, max_size=16))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=plays(), most=st.integers(3, 7))
+def test_every_play_is_recorded_exactly(chat, model_dir, open_session, send_to, steps, most):
+    """Conversations that go on, repeat a call or go back and say something else: ids as sampled, histories valid."""
+    engine, store = TalkingEngine(chat, model_dir), MemoryStore()
+    with running_gateway(chat, engine, store, context=NamedPolicy(name="summary", policy=Summary(most))) as gateway:
+        session = open_session(gateway)
+        agents = [Agent(functools.partial(send_to, gateway), session) for _ in range(3)]
+        for number, agent in enumerate(agents):
+            agent.messages = [SYSTEM, {"role": "user", "content": f"question {number}"}]
+        for number, (place, action) in enumerate(steps):
+            agent = agents[place]
+            if action == "again":
+                agent.reply()
+            if action == "fork" and len(agent.messages) > 2:
+                agent.messages[-1:] = [{"role": "user", "content": f"rather {number}"}]
+            agent.call(then=f"go on {number}")
+    assert exact(store, engine)
+    parents = {item.id: item for item in store.interactions}
+    for item in store.interactions:
+        whole, node = list(item.messages), item
+        while node.parent is not None:
+            node = parents[node.parent]
+            whole[:0] = [*node.messages, node.output]
+        assert whole[0] == SYSTEM
+        # Nobody sees the question of another conversation, and agents' calls never have a history above the limit.
+        assert len({text for text in texts(whole) if str(text).startswith("question")}) == 1
+        assert len(whole) <= most + (not item.is_agents) * len(steps) * 2
