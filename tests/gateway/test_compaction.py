@@ -112,13 +112,15 @@ def test_the_call_that_begins_a_branch_says_so(agent, store, engine):
 
 
 def test_a_branch_is_compacted_again(agent, store, engine, policy):
-    engine.replies = ["one", "two", "first summary", "three", "four", "second summary", "five"]
-    for _ in range(5):
+    engine.replies = ["one", "two", "first summary", "three", "four", "second summary", "five", "six"]
+    for _ in range(6):
         agent.call()
-    assert texts(store.interactions[-1].messages) == ["Be brief.", "question", "Summary: second summary"]
+    *_, five, six = store.interactions
+    assert texts(five.messages) == ["Be brief.", "question", "Summary: second summary"]
+    assert six.parent == five.id
     assert [note.number for item in store.interactions if (note := compaction_of(item))] == [1, 2]
-    assert policy.usages[-1].compactions == 1
-    assert compaction_of(store.interactions[-1]).compactions == 2
+    assert [usage.compactions for usage in policy.usages] == [0, 0, 0, 1, 1, 2]
+    assert compaction_of(five).compactions == 2
     assert exact(store, engine)
 
 
@@ -140,6 +142,14 @@ def test_a_repeated_call_is_not_compacted_twice(agent, store, engine):
     assert len(store.interactions) == 5
     assert texts(three.messages) == texts(again.messages)
     assert compaction_of(three).number == compaction_of(again).number == 1
+
+
+def test_a_repeated_call_is_not_compacted_twice_even_if_the_policy_would_do_it(agent, store, engine, policy):
+    policy.most = 2  # also above it are its own results
+    engine.replies = ["one", "the summary", "two", "again"]
+    agent.call()
+    assert [agent.reply().status_code, agent.reply().status_code] == [200, 200]
+    assert [item.api for item in store.interactions] == ["chat", "context", "chat", "chat"]
 
 
 def test_an_answer_is_not_asked_for_again_if_the_compaction_fails_after_it(agent, store, engine, policy):
@@ -210,7 +220,7 @@ def test_anthropics_messages_are_compacted(send, session, store, engine):
 
 
 @pytest.mark.parametrize("resend", [True, False], ids=["whole history", "previous_response_id"])
-def test_responses_are_compacted(send, session, store, engine, resend):
+def test_responses_are_compacted(send, session, store, engine, policy, resend):
     engine.replies = ["one", "two", "the summary", "three", "four"]
     history, new, previous = [], [{"role": "user", "content": "question"}], {}
     for _ in range(4):
@@ -225,6 +235,7 @@ def test_responses_are_compacted(send, session, store, engine, resend):
     assert four.parent == three.id
     assert [item.api for item in store.interactions].count("context") == 1
     assert exact(store, engine)
+    assert policy.usages[-1].compactions == 1
 
 
 def test_large_histories_are_compacted_on_a_thread(send, session, store, engine):
@@ -305,16 +316,21 @@ def test_tools_stay_in_the_prompt_of_a_question_but_are_not_called(send, session
 
 
 def test_a_question_waits_while_calls_are_paused(gateway, agent, session, engine, policy):
-    policy.most = 1
-    engine.replies = ["the summary", "one"]
-    gateway.pause(session)
-    found = []
-    calling = threading.Thread(target=lambda: found.append(agent.reply().status_code))
-    calling.start()
-    assert not engine.begun[0].is_set()
-    gateway.resume(session)
-    calling.join(30)
-    assert found == [200]
+    policy.most, begun = 1, []
+    compact = policy.compact
+
+    def resume():
+        begun.append(engine.begun[0].is_set())
+        gateway.resume(session)
+
+    async def pausing(messages, usage, ask):
+        gateway.pause(session)
+        asyncio.get_running_loop().call_soon(resume)
+        return await compact(messages, usage, ask)
+
+    policy.compact = pausing
+    assert agent.reply().status_code == 200
+    assert begun == [False]
 
 
 def test_the_end_of_the_episode_ends_a_question(gateway, agent, session, engine, store, policy, chat):
