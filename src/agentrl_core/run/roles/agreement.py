@@ -27,7 +27,7 @@ OPTIONS, TASKS = "options", "tasks"
 """Keys of a member's report: its shared options, and the source and digest of each of its task sets."""
 
 _SERVED = (
-    "seed", "model", "sampling",
+    "seed", "model", "sampling", "context",
     "gateway.history", "gateway.temperature", "gateway.tool_parser", "gateway.unseen_tools", "gateway.reasoning_parser",
 )  # fmt: skip
 """Options that decide what a server answers."""
