@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -45,62 +45,65 @@ async def run(
 
     At the deadline, and if this call is cancelled, it is killed with the processes of its group.
     """
-    receive, send = os.pipe()
-    output = _Output(limit_bytes)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(receive, "rb"))
+    # A task of its own: uvloop leaves a process running whose start is cancelled.
+    starting = asyncio.create_task(_started(command, stdin, env, limit_bytes, with_errors=with_errors))
     try:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
-                stdout=send,
-                stderr=send if with_errors else asyncio.subprocess.DEVNULL,
-                env=None if env is None else dict(env),
-                start_new_session=True,
-            )
-        finally:
-            os.close(send)
-        status: int | None = None
-        feeding = asyncio.create_task(_feed(process, stdin))
-        try:
-            async with asyncio.timeout(timeout_s):
-                status = await process.wait()
-        except TimeoutError:
-            pass
-        finally:
-            feeding.cancel()
-            if status is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await asyncio.shield(process.wait())
-        await asyncio.wait({output.ended}, timeout=_DRAIN_S)
+        _, process = await asyncio.shield(starting)
+        # `Process.wait` of asyncio also waits for the pipes in some versions; the protocol is told of the exit alone.
+        await asyncio.wait({process.exited}, timeout=timeout_s)
+        if process.exited.done():
+            await asyncio.wait({process.closed}, timeout=_DRAIN_S)
     finally:
+        transport, process = await asyncio.shield(starting)
+        status = transport.get_returncode() if process.exited.done() else None
+        if not process.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(transport.get_pid(), signal.SIGKILL)
+            await asyncio.shield(process.exited)
         transport.close()
-    return Ended(status=status, output=bytes(output.kept), cut=output.cut)
+    return Ended(status=status, output=bytes(process.kept), cut=process.cut)
 
 
-async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the command did not want all of it
-            process.stdin.write(data)
-            await process.stdin.drain()
-            process.stdin.close()
+async def _started(
+    command: Sequence[str], stdin: bytes, env: Mapping[str, str] | None, limit_bytes: int, *, with_errors: bool
+) -> tuple[asyncio.SubprocessTransport, _Process]:
+    transport, process = await asyncio.get_running_loop().subprocess_exec(
+        lambda: _Process(limit_bytes),
+        *command,
+        stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT if with_errors else asyncio.subprocess.DEVNULL,
+        env=None if env is None else dict(env),
+        start_new_session=True,
+    )
+    if stdin:
+        given: Any = transport.get_pipe_transport(0)
+        given.write(stdin)
+        given.write_eof()
+    return transport, process
 
 
-class _Output(asyncio.Protocol):
-    """Keeps the first bytes of a pipe and reads the rest away, so that the writer does not block."""
+class _Process(asyncio.SubprocessProtocol):
+    """Keeps the first bytes of a command's output and reads the rest away, so that the command does not block."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.kept = bytearray()
         self.cut = False
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        """Done at the end of the output."""
 
-    def data_received(self, data: bytes) -> None:
+    def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002 - of the protocol
         room = self._limit - len(self.kept)
-        self.kept += data[:room]
+        self.kept += data[: max(room, 0)]
         self.cut = self.cut or len(data) > room
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - of the protocol
-        if not self.ended.done():
-            self.ended.set_result(None)
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - of the protocol
+        if fd == 1 and not self.closed.done():
+            self.closed.set_result(None)
+
+    def process_exited(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(None)
