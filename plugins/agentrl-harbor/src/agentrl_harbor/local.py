@@ -137,15 +137,23 @@ class Local:
         if not self._host_network:
             spaces.append("--net")
         loopback = "" if self._host_network else sys.executable
-        process = await asyncio.create_subprocess_exec(
-            "unshare", *spaces, "sh", _SCRIPT, str(root), loopback, *_SYSTEM, *self._mounts,
-            # The sandbox ends when its standard input does: even if this process is killed.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={"PATH": _search_path()},
-            start_new_session=True,
+        starting = asyncio.create_task(
+            asyncio.create_subprocess_exec(
+                "unshare", *spaces, "sh", _SCRIPT, str(root), loopback, *_SYSTEM, *self._mounts,
+                # The sandbox ends when its standard input does: even if this process is killed.
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={"PATH": _search_path()},
+                start_new_session=True,
+            )
         )  # fmt: skip
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # uvloop leaves a process running whose start is cancelled.
+            await _end(await starting)
+            raise
         try:
             async with asyncio.timeout(_START_S):
                 assert process.stdout is not None  # noqa: S101 - a pipe
