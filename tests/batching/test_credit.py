@@ -92,3 +92,60 @@ def test_outputs_of_others_and_aborted_ones_are_not_trained(interaction):
     assert not is_trained(interaction("upstream", trainable=False))
     assert not is_trained(interaction("aborted", finish_reason=FinishReason.ABORT))
     assert not is_trained(interaction("empty", output=()))
+
+
+#  a - b - summary      (first branch: what was sampled before a compaction, and the summary)
+#  n1 - n2              (second branch: from the compacted context)
+COMPACTED = {"a": None, "b": "a", "summary": "b", "n1": None, "n2": "n1"}
+
+#  root - a - b
+#       \ c - d
+#            \ e
+FORKED = {"root": None, "a": "root", "b": "a", "c": "root", "d": "c", "e": "c"}
+
+
+def test_each_sampled_token_has_the_whole_reward_by_default(episode):
+    assert set(TreeCredit().credit(episode(COMPACTED)).values()) == {1.0}
+
+
+def test_branches_that_share_nothing_share_the_weight_of_the_record(episode):
+    assert set(TreeCredit(branches="shared").credit(episode(COMPACTED)).values()) == {0.5}
+
+
+def test_an_interaction_weighs_as_much_as_the_branches_that_contain_it(episode):
+    credit = TreeCredit(branches="shared").credit(episode(FORKED))
+    third = 1 / 3
+    assert credit == pytest.approx({"root": 1, "a": third, "b": third, "c": 2 * third, "d": third, "e": third})
+
+
+def test_a_shared_weight_is_discounted_like_a_whole_one(episode):
+    credit = TreeCredit(turn_discount=0.5, branches="shared").credit(episode(COMPACTED))
+    assert credit == {"a": 0.125, "b": 0.25, "summary": 0.5, "n1": 0.25, "n2": 0.5}
+
+
+def test_a_record_with_one_branch_is_credited_alike_by_both(episode):
+    assert TreeCredit(branches="shared").credit(episode(LINE)) == TreeCredit().credit(episode(LINE))
+
+
+def test_what_is_not_trained_is_no_branch(episode, interaction):
+    calls = [
+        interaction("a"),
+        interaction("judge", prompt=(), output=(), trainable=False, upstream="judge"),
+        interaction("b", parent="a"),
+        interaction("lost", parent="a", finish_reason=FinishReason.ABORT),
+        interaction("c"),
+    ]
+    credit = TreeCredit(branches="shared").credit(episode(calls))
+    assert credit == {"a": 0.5, "judge": 0.0, "b": 0.5, "lost": 0.0, "c": 0.5}
+
+
+def test_rewards_per_turn_are_not_shared_out(episode):
+    calls = episode(COMPACTED, rewards={"summary": 0.5, "n2": 1.0})
+    assert TreeCredit(branches="shared").credit(calls) == TreeCredit().credit(calls)
+
+
+@pytest.mark.parametrize("branches", [1, 2, 7])
+def test_the_weight_of_a_record_does_not_grow_with_its_branches(episode, branches):
+    tree = {f"b{index}": None for index in range(branches)}
+    assert sum(TreeCredit(branches="shared").credit(episode(tree)).values()) == pytest.approx(1)
+    assert sum(TreeCredit().credit(episode(tree)).values()) == branches

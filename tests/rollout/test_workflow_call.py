@@ -94,10 +94,10 @@ def test_a_function_without_a_place_for_the_task_is_refused(function):
 
 
 def test_a_parameter_that_nobody_gives_is_refused_before_anything_starts():
-    async def run(data, tools):
-        return tools
+    async def run(data, tray):
+        return tray
 
-    with pytest.raises(ConfigError, match="'tools'"):
+    with pytest.raises(ConfigError, match="'tray'"):
         WorkflowCall(run, "agent")
 
 

@@ -332,7 +332,7 @@ def test_a_wrong_signature_is_refused_before_anything_starts(resolve):
             return 1.0
 
     class Demanding:
-        async def run(self, data, tools):
+        async def run(self, data, tray):
             return 1.0
 
     async def nothing():
@@ -341,7 +341,7 @@ def test_a_wrong_signature_is_refused_before_anything_starts(resolve):
     for workflow in (NoData, NoData(), nothing):
         with pytest.raises(ConfigError, match=r"config.yaml:4: workflow: .* no parameter for the task"):
             resolve(workflow)
-    with pytest.raises(ConfigError, match="'tools'"):
+    with pytest.raises(ConfigError, match="'tray'"):
         resolve(Demanding)
 
 

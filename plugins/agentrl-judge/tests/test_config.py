@@ -105,7 +105,7 @@ def test_no_key_is_shown(agent_config, monkeypatch):
         ("https://one.example/v1", "https://me:secret@one.example/v1", ":10: base_url: expected http(s)://host"),
         ("http://localhost:38889", "${OPENAI_BASE_URL}", ":13: base_url: OPENAI_BASE_URL may point at the gateway"),
         ("http://localhost:38889", "${NOWHERE_URL}", ":13: base_url: the environment variable NOWHERE_URL is empty"),
-        ("{top_k: 5}", "{model: other}", ":15: extra_body: model is set by the judge itself"),
+        ("{top_k: 5}", "{model: other}", ":15: extra_body: model is set by agentrl itself"),
         ('"sk-literal"', "<YOUR_API_KEY>", ":9: api_key: <YOUR_API_KEY> is a placeholder"),
         ('"sk-literal"', "12345", ":9: api_key: expected a text (quote it)"),
         ('"sk-literal"', '"sk-§"', ":9: api_key: contains characters that an HTTP header cannot hold"),

@@ -6,7 +6,7 @@ returned rewards per interaction every interaction gets a *return*. gamma is `ro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 from attrs import field, validators
@@ -26,9 +26,21 @@ class TreeCredit:
     to its latest descendant (the one that ended last). So planner and sub-agents, reset contexts and forks all get
     credit, and no branch discounts another. Rewards per interaction: R(n) = r(n) + gamma * sum of R over the children
     of n, with r(n) = 0 where no reward was given.
+
+    A record has K branches, one for each trained interaction that no trained one continues; an interaction lies on m of
+    them, 1 <= m <= K. Its tokens are in the loss once in any case, with the weight that `branches` says:
+
+    - `full`: 1. Each sampled token has the record's whole advantage, so a record with more branches, which has sampled
+      more tokens, weighs more in a mean over tokens.
+    - `shared`: m / K, so the loss is the mean over the branches of each branch's own loss, and what they share is still
+      computed once. All branches together weigh as much as one would, and what all of them go back to keeps the weight
+      1. It goes by branches, not by their lengths: a short branch after a compaction counts as much as a long one
+      before it.
     """
 
     turn_discount: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    branches: Literal["full", "shared"] = field(default="full", validator=validators.in_(("full", "shared")))
+    """Weight of a scalar reward in a record with several branches; rewards per interaction stay as they are given."""
 
     def credit(self, episode: Episode) -> dict[str, float]:
         """Return the shares or returns of all interactions."""
@@ -44,7 +56,8 @@ class TreeCredit:
             returns[node.id] = rewards.get(node.id, 0.0) + self.turn_discount * sum(returns[c] for c in below)
         if rewards:
             return returns
-        return {name: self.turn_discount**turns for name, (_, turns) in latest.items()}
+        weights = branch_weights(episode) if self.branches == "shared" else {}
+        return {name: self.turn_discount**turns * weights.get(name, 1.0) for name, (_, turns) in latest.items()}
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +81,21 @@ class InsertionOrderCredit:
             later = given.get(node.id, 0.0) + (self.turn_discount if node.trainable else 1.0) * later
             returns[node.id] = later
         return returns
+
+
+def branch_weights(episode: Episode) -> dict[str, float]:
+    """Return interaction id -> share of the record's branches that contain the interaction.
+
+    A branch ends with a trained interaction that no trained one continues: replies of other models and aborted ones are
+    no branches, and have the share 0 where no trained interaction continues them.
+    """
+    children = children_of(episode)
+    counts: dict[str, int] = {}
+    # Children complete after their parent, so in reverse order they come first.
+    for node in reversed(episode.interactions):
+        counts[node.id] = sum(counts[child] for child in children[node.id]) or int(is_trained(node))
+    branches = sum(counts[node.id] for node in episode.interactions if node.parent is None)
+    return {name: count / max(branches, 1) for name, count in counts.items()}
 
 
 def children_of(episode: Episode) -> dict[str, list[str]]:

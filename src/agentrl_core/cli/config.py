@@ -63,7 +63,8 @@ def _settled(loaded: LoadedConfig[C]) -> C:
 def check(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False) -> None:
     """Check a config before a run: options, components, agent, tasks.
 
-    Imports the modules that the config names, including the agent's. Starts no run.
+    Imports the modules that the config names, including the agent's, and tries to start its tool servers. Starts no
+    run.
     """
     problems, notes = _check_sft(config, overrides) if sft else _check_run(config, overrides)
     for note in notes:
@@ -76,8 +77,13 @@ def check(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False) -
 def _check_run(config: Path, overrides: list[str] | None) -> tuple[Sequence[str], Sequence[str]]:
     from agentrl_core.config import load
     from agentrl_core.run.checks import check_config
+    from agentrl_core.run.tools import servers_down
 
-    return check_config(load(config, overrides or ()))
+    loaded = load(config, overrides or ())
+    problems, notes = check_config(loaded)
+    if not problems and (down := servers_down(loaded)):
+        notes = [*notes, f"{loaded.where('tools.servers')}: {down}; the servers must be there when the run starts"]
+    return problems, notes
 
 
 def _check_sft(config: Path, overrides: list[str] | None) -> tuple[Sequence[str], Sequence[str]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl_core.data.agentcpm_fields import with_own_names
 from agentrl_core.data.lines import BadLineError, kind, read_lines, read_objects
 from agentrl_core.types import Task
 
@@ -17,7 +18,8 @@ def load_tasks(path: str | Path) -> list[Task]:
 
     A line is an object with a unique `id`, with `query` (a text) or `messages` (in OpenAI's format), and optionally
     with `answer`, `scorer` and `answer_schema`. The agent's `data` has these fields and all others of the line. Blank
-    lines are skipped, and null counts as absent. Raises DataError with one line per problem.
+    lines are skipped, and null counts as absent; the names that AgentCPM's files use for missing fields are accepted.
+    Raises DataError with one line per problem.
     """
     path = Path(path)
     lines: dict[str, int] = {}
@@ -36,12 +38,13 @@ def load_tasks(path: str | Path) -> list[Task]:
 def line_of(path: str | Path, task_id: str) -> int | None:
     """Return the number of the line that holds a task, None if the file has no such task."""
     for number, line in enumerate(read_lines(Path(path), what="task"), start=1):
-        if line.strip() and str(json.loads(line).get("id")) == task_id:
+        if line.strip() and str(with_own_names(json.loads(line)).get("id")) == task_id:
             return number
     return None
 
 
 def _parse_task(row: Mapping[str, Any]) -> Task:
+    row = with_own_names(row)
     fields = {name: value for name, value in row.items() if value is not None}
     task_id = _id(fields)
     messages = _messages(fields)

@@ -60,6 +60,9 @@ class ServerClient:
     part of the reply has come, a request is sent again, up to `retries` times. Connections close with their event loop
     (as `asyncio.run` ends it) or by `close`.
 
+    Without `resends` a request is sent once, for requests that do harm if they arrive twice: not even again at once
+    when the server seems to have closed a kept connection, because it may have read the request before.
+
     `proxy` is the address of an HTTP proxy, or `direct` for none; without it the environment decides (`proxy_of`).
     Raises `ConfigError` if the proxy, or the environment's CA certificates, cannot be used.
     """
@@ -75,6 +78,7 @@ class ServerClient:
         connect_timeout_s: float = 10.0,
         silence_s: float = 600.0,
         retries: int = 2,
+        resends: bool = True,
     ) -> None:
         import aiohttp  # noqa: F401 (no event loop should wait for this import)
 
@@ -95,7 +99,8 @@ class ServerClient:
         self._max_connections = max_connections
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
-        self._retries = RetryPolicy(max_retries=retries, backoff=_BACKOFF)
+        self._retries = RetryPolicy(max_retries=retries if resends else 0, backoff=_BACKOFF)
+        self._resends = resends
         self._lock = threading.Lock()
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
@@ -165,7 +170,7 @@ class ServerClient:
                 if failure.fault not in {"connect", "broken"} or begun:
                     raise failure from error
                 # The server may close a kept connection at any time. That is not a failure: try again at once.
-                raise TransientError(failure, at_once=connection.kept) from error
+                raise TransientError(failure, at_once=connection.kept and self._resends) from error
 
         return await self._retries.call(attempt)
 

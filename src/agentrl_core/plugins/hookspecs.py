@@ -12,7 +12,7 @@ component under the entry-point group of its kind, for example `[project.entry-p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ import pluggy
 from agentrl_core.plugins.discovery import GROUP
 
 if TYPE_CHECKING:
+    from agentrl_core.api.tools import EpisodeTools
     from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
     from agentrl_core.api.workflow import Workflow
     from agentrl_core.config.schema import RunConfig
@@ -68,6 +69,26 @@ def adapt_agent(
             from agentrl_crew.adapter import CrewWorkflow
 
             return construct(CrewWorkflow, options, name="crew", where="workflow", injected={"agent": agent})
+    """
+
+
+@hookspec
+def serve_tools(tools: EpisodeTools, host: str, port: int | None) -> Coroutine[Any, Any, None] | None:
+    """Serve tools to other programs, for `agentrl tools serve`; None if you do not.
+
+    The coroutine that you return serves `tools` until it is cancelled: over standard input and output if `port` is
+    None, else over HTTP at this port (0: any free one). Packages are asked in the order of all hooks, and the first
+    result that is not None is used. Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def serve_tools(tools, host, port):
+            if port is None:
+                return None
+            from agentrl_rest.server import serve
+
+            return serve(tools, host, port)
     """
 
 

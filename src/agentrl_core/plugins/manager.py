@@ -127,15 +127,22 @@ class PluginManager(pluggy.PluginManager):
         package.
         """
         arguments = {"agent": agent, "options": options, "factory": factory, "base_dir": base_dir}
-        for implementation in self._calling_order("adapt_agent"):
+        return self._first_result("adapt_agent", arguments)
+
+    def serve_tools(self, tools: object, *, host: str, port: int | None) -> Any:
+        """Return the coroutine of the first package that serves tools; None if no package does."""
+        return self._first_result("serve_tools", {"tools": tools, "host": host, "port": port})
+
+    def _first_result(self, hook_name: str, arguments: Mapping[str, object]) -> Any:
+        for implementation in self._calling_order(hook_name):
             try:
-                workflow = self._call(implementation, "adapt_agent", arguments)
+                result = self._call(implementation, hook_name, arguments)
             except AgentRLError:
                 raise
             except Exception as error:
-                raise PluginError(self._blame(implementation, "adapt_agent", error)) from error
-            if workflow is not None:
-                return workflow
+                raise PluginError(self._blame(implementation, hook_name, error)) from error
+            if result is not None:
+                return result
         return None
 
     def notify(self, hook_name: str, **arguments: object) -> None:

@@ -70,6 +70,8 @@ class OpenEpisode:
             add_mark=self.add_mark,
             **injected,
         )
+        if self.tools is not None:
+            injected["tools"] = self.tools
         # A copy, so that the episode is known to the agent's tasks and threads alone.
         context = contextvars.copy_context()
         context.run(workflow_context.enter, here)

@@ -29,6 +29,7 @@ from agentrl_core.run.membership import Membership
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.start import untrained_start
 from agentrl_core.run.stores import check_store, scratch_store
+from agentrl_core.run.tools import servers_down
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Finding:
     """Result of one check."""
 
     check: str
-    """Name of the check: versions, plugins, port, disk, config, model, template, store, agent or call."""
+    """Name of the check: versions, plugins, port, disk, config, model, template, store, agent, tools or call."""
     ok: bool
     told: str
     """Description of the result."""
@@ -177,6 +178,11 @@ def _run(loaded: LoadedConfig[RunConfig], config: Path) -> Iterator[Finding]:
         return
     if components.workflow is not None:
         yield Finding(check="agent", ok=True, told=components.workflow.name)
+    if servers := loaded.run.tools.servers:
+        if down := servers_down(loaded):
+            yield Finding(check="tools", ok=False, told=down, fix="start that server, or correct its entry there")
+            return
+        yield Finding(check="tools", ok=True, told=f"{len(servers)} server{'s' if len(servers) > 1 else ''} started")
     yield from _rehearsal(components)
 
 

@@ -1,21 +1,33 @@
-"""Start the tool servers of a process that samples, and close them with it."""
+"""Start the tool servers of a config, for a process that samples, or for a command without a run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any
 
+from agentrl_core.api.tools import ToolEpisode
+from agentrl_core.errors import AgentRLError, ConfigError
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.run.checks import Checks
 from agentrl_core.run.scheduling import END_S
 from agentrl_core.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
     from contextlib import ExitStack
 
+    from agentrl_core.config import LoadedConfig
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.threads import LoopThread
+    from agentrl_core.tools.episode import OpenTools
+    from agentrl_core.types import ToolCall
 
 
-def toolbox_of(components: RunComponents) -> Toolbox | None:
+def toolbox_of(components: BuiltComponents[RunConfig]) -> Toolbox | None:
     """Return the tools that the config lists, of the servers that the checks have built; None if it lists none."""
     servers = components.of("tools")
     return Toolbox(components.config.tools, servers, components.of("tool_middleware")) if servers else None
@@ -33,3 +45,56 @@ def start_tools(
         undo.callback(lambda: loop.try_run(toolbox.close(), "closing the tool servers", limit_s=END_S))
         loop.run(toolbox.start(), asked_to_stop=asked_to_stop)
     return toolbox
+
+
+@contextlib.asynccontextmanager
+async def tools_without_a_run(
+    loaded: LoadedConfig[RunConfig], data: Mapping[str, Any], calls: list[ToolCall]
+) -> AsyncIterator[OpenTools]:
+    """Start the config's tool servers, and yield the tools of one episode whose task has `data`.
+
+    Calls are added to `calls`. Raises `ConfigError` for a wrong config and for one without servers, `ToolServerError`
+    for a server that does not start.
+    """
+    toolbox = _checked_toolbox(loaded)
+    episode = ToolEpisode(record_id=f"cli-{uuid.uuid4().hex[:16]}", task_id=str(data.get("id", "")), data=data)
+
+    async def keep(call: ToolCall) -> None:
+        calls.append(call)
+
+    await toolbox.start()
+    tools = toolbox.open(episode, keep=keep, mark=lambda _: None)
+    try:
+        yield tools
+    finally:
+        await tools.close()
+        await toolbox.close()
+
+
+def _checked_toolbox(loaded: LoadedConfig[RunConfig]) -> Toolbox:
+    plugins = loaded.run.plugins
+    checks = Checks(loaded, load_registry(plugins.block, on_error=plugins.on_error))
+    problems = [*checks.imports(), *checks.of_kinds("tools", "tool_middleware"), *checks.tools()]
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    toolbox = toolbox_of(checks.built)
+    if toolbox is None:
+        raise ConfigError(f"{loaded.where('tools')}: lists no servers; expected at least one under tools.servers")
+    return toolbox
+
+
+def servers_down(loaded: LoadedConfig[RunConfig]) -> str:
+    """Start the tool servers and close them again; return the message about one that is down, else an empty text."""
+    if not loaded.run.tools.servers:
+        return ""
+
+    async def started() -> str:
+        try:
+            toolbox = _checked_toolbox(loaded)
+            await toolbox.start()
+        except AgentRLError as error:
+            return str(error)
+        await toolbox.close()
+        return ""
+
+    return asyncio.run(started())

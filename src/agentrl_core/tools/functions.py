@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import orjson
 
 from agentrl_core.api.tools import Isolation, ToolEpisode, ToolResult, ToolSpec
 from agentrl_core.concurrency.threads import call_on_thread
@@ -156,4 +157,5 @@ def _result(returned: Any) -> ToolResult:
         return returned
     if returned is None or isinstance(returned, str):
         return ToolResult.of_text(returned or "")
-    return attrs.evolve(ToolResult.of_text(to_json(returned).decode()), structured=returned)
+    text = to_json(returned)
+    return attrs.evolve(ToolResult.of_text(text.decode()), structured=orjson.loads(text))

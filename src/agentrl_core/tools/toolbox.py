@@ -128,13 +128,13 @@ async def _started(server: NamedServer) -> Sequence[ToolSpec]:
         await server.server.start()
         specs = () if listing is None else tuple(await listing())
     except (UsageError, ToolServerError) as error:
-        raise type(error)(_with_name(server, str(error))) from error
+        text = str(error)
+        raise type(error)(text if server.name in text else f"tool server '{server.name}': {text}") from error
     except Exception as error:
-        raise ToolServerError(_with_name(server, f"could not be started: {described(error)}")) from error
+        raise ToolServerError(
+            f"tool server '{server.name}' could not be started: {described(error)}; start what it needs, or correct "
+            "its entry in tools.servers"
+        ) from error
     if problem := problem_of_specs(specs):
-        raise ToolServerError(_with_name(server, problem))
+        raise ToolServerError(f"tool server '{server.name}' {problem}")
     return specs
-
-
-def _with_name(server: NamedServer, text: str) -> str:
-    return text if server.name in text else f"tool server '{server.name}': {text}"

@@ -37,11 +37,11 @@ def trainers(model: Qwen3ForCausalLM) -> dict[str, Train]:
     }
 
 
-def qwen3(*, layers: int, hidden: int) -> Qwen3ForCausalLM:
+def qwen3(*, layers: int, hidden: int, vocabulary: int = 8192) -> Qwen3ForCausalLM:
     """Make a Qwen3 with random weights and heads of 32."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=8192,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
@@ -62,7 +62,7 @@ def packed(
     value = 0.0
     for batch in update.micro_batches:
         logprobs, entropy = policy.logprobs(batch)
-        value += _backward(batch.view(logprobs, entropy, version=0), update.denominators)
+        value += backward(batch.view(logprobs, entropy, version=0), update.denominators)
     return value, update.tokens
 
 
@@ -87,7 +87,7 @@ def padded(network: Network, samples: Sequence[Sample]) -> tuple[float, int]:
         place = torch.tensor([place for sample in part for place in sample.positions])
         states = network.states(ids, row, place - 1)
         logprobs, entropy = network.score(states, ids[row, place], torch.ones(len(place)))
-        value += _backward(_view(part, logprobs, entropy.detach(), sequences), denominators)
+        value += backward(_view(part, logprobs, entropy.detach(), sequences), denominators)
     return value, len(samples) * width
 
 
@@ -107,7 +107,8 @@ def _view(part: Sequence[Sample], logprobs: Tensor, entropy: Tensor, sequences: 
     )
 
 
-def _backward(view: LossBatch, denominators: Denominators) -> float:
+def backward(view: LossBatch, denominators: Denominators) -> float:
+    """Add the gradients of one forward; return its share of the loss."""
     loss = aggregate(AGGREGATION, view, GRPO().loss(view), denominators)
     loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
     return loss.item()

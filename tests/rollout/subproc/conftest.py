@@ -119,8 +119,11 @@ def task():
 def play(rehearsal, resolve, task):
     """Run episodes of a workflow, one after another, and return their records."""
 
-    def play(workflow, mode="subproc", *, count=1, timeout_s=60.0, **agent):
+    def play(workflow, mode="subproc", *, count=1, timeout_s=60.0, tools=None, **agent):
         resolved = resolve(workflow, mode, **agent) if isinstance(workflow, str) else workflow
-        return [rehearsal.play(resolved, [task(number)], timeout_s=timeout_s)[0].record for number in range(count)]
+        return [
+            rehearsal.play(resolved, [task(number)], timeout_s=timeout_s, tools=tools)[0].record
+            for number in range(count)
+        ]
 
     return play

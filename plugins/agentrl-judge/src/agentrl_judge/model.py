@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -227,15 +226,13 @@ class JudgeModel:
             if error.fault == "too large":
                 raise CallError("garbage", f"the reply has more than {_LARGEST_BYTES} bytes", again=True) from error
             kind: Failure = "timeout" if error.fault == "silent" else "down"
-            raise CallError(kind, self._without_key(str(error)), again=True) from error
+            raise CallError(kind, self.settings.without_key(str(error)), again=True) from error
 
     def _authorization(self) -> Mapping[str, str]:
-        key = self.settings.api_key
-        if variable := self.settings.api_key_env:
-            key = os.environ.get(variable, "").strip()
-            if not key or not key.isascii() or not key.isprintable():
-                state = "holds characters that an HTTP header cannot" if key else "is empty or not set"
-                raise CallError("down", f"no API key: the variable {variable} {state}", again=False)
+        try:
+            key = self.settings.read_key()
+        except ValueError as error:
+            raise CallError("down", str(error), again=False) from None
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     # Reading a reply.
@@ -267,7 +264,7 @@ class JudgeModel:
         if answer.status in _UNAUTHORIZED:
             return CallError("down", self._unauthorized(answer.status), again=False)
         said = " ".join(answer.body[:4096].decode(errors="replace").split())
-        said = f"status {answer.status}: {self._without_key(said)[:_MOST_SHOWN_CHARS]}"
+        said = f"status {answer.status}: {self.settings.without_key(said)[:_MOST_SHOWN_CHARS]}"
         kind: Failure = "refused" if answer.status in _REFUSED else "down"
         return CallError(
             kind, said, again=answer.status in RETRYABLE_STATUSES, wait_s=retry_after_s(answer.headers) or 0.0
@@ -276,10 +273,6 @@ class JudgeModel:
     def _unauthorized(self, status: int) -> str:
         variable = self.settings.api_key_env
         return f"refused {f'the key in {variable}' if variable else 'its api_key'} (status {status})"
-
-    def _without_key(self, said: str) -> str:
-        key = os.environ.get(self.settings.api_key_env or "", "").strip() or self.settings.api_key
-        return said.replace(key, "…") if key else said
 
 
 def _tokens(whole: Any, name: str) -> int:

@@ -54,6 +54,21 @@ class ModelSettings:
         """Name of the model in messages."""
         return f"{self.model} at {self.base_url}"
 
+    def read_key(self) -> str:
+        """Return the API key, empty if the server needs none. Raises ValueError, without the key, if it is unusable."""
+        key = self.api_key
+        if variable := self.api_key_env:
+            key = os.environ.get(variable, "").strip()
+            if not key or not key.isascii() or not key.isprintable():
+                state = "holds characters that an HTTP header cannot" if key else "is empty or not set"
+                raise ValueError(f"no API key: the variable {variable} {state}")
+        return key
+
+    def without_key(self, said: str) -> str:
+        """Return a text of the server without the API key."""
+        key = os.environ.get(self.api_key_env or "", "").strip() or self.api_key
+        return said.replace(key, "…") if key else said
+
     def cost(self, prompt_tokens: int, output_tokens: int) -> float:
         """Return the price of one call in US dollars."""
         return (prompt_tokens * self.input_price + output_tokens * self.output_price) / 1e6
@@ -126,7 +141,7 @@ def extra_body(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a section, found {describe(value)}")  # noqa: TRY004  (all that is wrong is one kind)
     if taken := sorted(RESERVED & value.keys()):
-        raise ValueError(f"{taken[0]} is set by the judge itself")
+        raise ValueError(f"{taken[0]} is set by agentrl itself")
     return dict(value)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentrl_testing.advantages import AdvantageSuite, check_advantage
     from agentrl_testing.base import ConformanceSuite
     from agentrl_testing.commands import CommandSuite, check_command
+    from agentrl_testing.contexts import ContextPolicySuite, check_context
     from agentrl_testing.corrections import CorrectionSuite, check_correction
     from agentrl_testing.credits import CreditSuite, check_credit
     from agentrl_testing.datasets import DatasetSuite, check_dataset
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from agentrl_testing.scorers import ScorerSuite, check_scorer
     from agentrl_testing.shapings import ShapingSuite, check_shaping
     from agentrl_testing.stores import StoreSuite
+    from agentrl_testing.tool_middleware import ToolMiddlewareSuite, check_tool_middleware
     from agentrl_testing.tool_parsers import ToolParserSuite, check_tool_parser
+    from agentrl_testing.tool_servers import ToolDriver, ToolServerSuite, check_tool_server
     from agentrl_testing.trackers import TrackerSuite, check_tracker
     from agentrl_testing.worker_adapters import WorkerAdapterSuite
     from agentrl_testing.workflows import WorkflowSuite
@@ -39,6 +42,7 @@ _MODULES = {
     "AdvantageSuite": "advantages",
     "CommandSuite": "commands",
     "ConformanceSuite": "base",
+    "ContextPolicySuite": "contexts",
     "CorrectionSuite": "corrections",
     "CreditSuite": "credits",
     "DatasetSuite": "datasets",
@@ -51,12 +55,16 @@ _MODULES = {
     "ScriptedEngine": "agentrl_core.engines.scripted",
     "ShapingSuite": "shapings",
     "StoreSuite": "stores",
+    "ToolDriver": "tool_servers",
+    "ToolMiddlewareSuite": "tool_middleware",
     "ToolParserSuite": "tool_parsers",
+    "ToolServerSuite": "tool_servers",
     "TrackerSuite": "trackers",
     "WorkerAdapterSuite": "worker_adapters",
     "WorkflowSuite": "workflows",
     "check_advantage": "advantages",
     "check_command": "commands",
+    "check_context": "contexts",
     "check_correction": "corrections",
     "check_credit": "credits",
     "check_dataset": "datasets",
@@ -67,7 +75,9 @@ _MODULES = {
     "check_plugin": "plugins",
     "check_scorer": "scorers",
     "check_shaping": "shapings",
+    "check_tool_middleware": "tool_middleware",
     "check_tool_parser": "tool_parsers",
+    "check_tool_server": "tool_servers",
     "check_tracker": "trackers",
     "isolated_plugins": "plugins",
     "made_up_episode": "episodes",
@@ -80,6 +90,7 @@ __all__ = [
     "AdvantageSuite",
     "CommandSuite",
     "ConformanceSuite",
+    "ContextPolicySuite",
     "CorrectionSuite",
     "CreditSuite",
     "DatasetSuite",
@@ -92,12 +103,16 @@ __all__ = [
     "ScriptedEngine",
     "ShapingSuite",
     "StoreSuite",
+    "ToolDriver",
+    "ToolMiddlewareSuite",
     "ToolParserSuite",
+    "ToolServerSuite",
     "TrackerSuite",
     "WorkerAdapterSuite",
     "WorkflowSuite",
     "check_advantage",
     "check_command",
+    "check_context",
     "check_correction",
     "check_credit",
     "check_dataset",
@@ -108,7 +123,9 @@ __all__ = [
     "check_plugin",
     "check_scorer",
     "check_shaping",
+    "check_tool_middleware",
     "check_tool_parser",
+    "check_tool_server",
     "check_tracker",
     "isolated_plugins",
     "made_up_episode",

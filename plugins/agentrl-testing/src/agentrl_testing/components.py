@@ -67,6 +67,12 @@ def _correction(correction: Any) -> None:
     check_correction(correction)
 
 
+def _context(policy: Any) -> None:
+    from agentrl_testing.contexts import check_context
+
+    check_context(policy)
+
+
 def _credit(credit: Any) -> None:
     from agentrl_testing.credits import check_credit
 
@@ -97,6 +103,18 @@ def _tool_parser(parser: Any) -> None:
     check_tool_parser(parser)
 
 
+def _tool_server(server: Any) -> None:
+    from agentrl_testing.tool_servers import check_tool_server
+
+    check_tool_server(server)
+
+
+def _tool_middleware(middleware: Any) -> None:
+    from agentrl_testing.tool_middleware import check_tool_middleware
+
+    check_tool_middleware(middleware)
+
+
 def _command(command: Any) -> None:
     from agentrl_testing.commands import check_command
 
@@ -106,6 +124,7 @@ def _command(command: Any) -> None:
 _CHECKS: Mapping[str, _Check] = {
     "advantages": _advantage,
     "commands": _command,
+    "contexts": _context,
     "corrections": _correction,
     "credits": _credit,
     "filters": _filter,
@@ -113,6 +132,8 @@ _CHECKS: Mapping[str, _Check] = {
     "losses": _loss,
     "scorers": _scorer,
     "shapings": _shaping,
+    "tool_middleware": _tool_middleware,
     "tool_parsers": _tool_parser,
+    "tools": _tool_server,
 }
 """Kind -> its checks; they need no examples, no folder and no network, and they are fast."""

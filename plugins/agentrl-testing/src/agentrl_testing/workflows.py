@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from agentrl_core.api.scoring import ScoreRequest, ScorerResult
+    from agentrl_core.api.scoring import ScoreRequest
+    from agentrl_core.gateway.compaction import NamedPolicy
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.rollout.workflow_call import ResolvedWorkflow
+    from agentrl_core.tools.toolbox import Toolbox
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"
@@ -52,9 +54,10 @@ class Rehearsal:
 
     `say` gets the rendered prompt and returns the policy's text, with tool calls in the form of the chat template
     (`<tool_call>{"name": "add", "arguments": {}}</tool_call>`). The files of the run are written into `directory`.
+    `context` is the context policy of a run, if it has one.
     """
 
-    def __init__(self, directory: Path, say: Callable[[str], str]) -> None:
+    def __init__(self, directory: Path, say: Callable[[str], str], *, context: NamedPolicy | None = None) -> None:
         write_tokenizer(directory, context_length=_CONTEXT_TOKENS)
         self._chat = Chat.from_directory(directory)
         self._say = say
@@ -69,6 +72,7 @@ class Rehearsal:
             sampling=SamplingConfig(),
             config=GatewayConfig(),
             seed=0,
+            context=context,
         )
         self._numbers = itertools.count()
         self._loop = asyncio.Runner()
@@ -89,12 +93,14 @@ class Rehearsal:
         tasks: Sequence[Task],
         *,
         timeout_s: float = 60.0,
-        scorer: Callable[[ScoreRequest], ScorerResult] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
+        scorer: Callable[[ScoreRequest], Any] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
+        tools: Toolbox | None = None,
     ) -> list[Episode]:
         """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 
         `workflow` is what `resolve_workflow` or `resolve_in_workers` returns, or any other source of episodes; `close`
-        closes it. `scorer` scores the episodes for which the workflow returns no reward.
+        closes it. `scorer` scores the episodes for which the workflow returns no reward, sync or async. The servers of `tools` run
+        from the start of this call to its end.
         """
         runner = Runner(
             source=workflow,
@@ -104,6 +110,7 @@ class Rehearsal:
             config=RolloutConfig(timeout_s=timeout_s),
             run_id=_RUN,
             grace_s=_GRACE_S,
+            tools=tools,
         )
 
         async def episode(task: Task) -> Episode:
@@ -113,9 +120,13 @@ class Rehearsal:
 
         async def all_at_once() -> list[Episode]:
             try:
+                if tools is not None:
+                    await tools.start()
                 return list(await asyncio.gather(*(episode(task) for task in tasks)))
             # The next `play` uses the same loop and must not find clients of these agents.
             finally:
+                if tools is not None:
+                    await tools.close()
                 await close_borrowed()
 
         self._sources.add(workflow)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import attrs
 
+from agentrl_core.api.completions import ask
 from agentrl_core.errors import ConfigError
-from agentrl_core.rollout.ready_made.asking import ask
 
 if TYPE_CHECKING:
     from types import TracebackType

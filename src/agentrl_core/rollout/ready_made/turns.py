@@ -12,11 +12,11 @@ import attrs
 from attrs import field, validators
 
 from agentrl_core.api import context as workflow_context
+from agentrl_core.api.completions import ask
 from agentrl_core.api.extract import find_answer
 from agentrl_core.api.inputs import agent_input, as_messages
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.plugins.references import resolve, user_folders
-from agentrl_core.rollout.ready_made.asking import ask
 from agentrl_core.scorers.call import finite_number
 
 FEEDBACK = (

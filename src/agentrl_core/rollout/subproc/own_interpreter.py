@@ -6,14 +6,18 @@ import multiprocessing.spawn
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api import context as workflow_context
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.http.shared_client import SharedClient
 from agentrl_core.plugins.manager import load_registry
+from agentrl_core.rollout.subproc.own_tools import OwnTools, marking
 from agentrl_core.rollout.workflow_call import WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
+
+if TYPE_CHECKING:
+    from agentrl_core.rollout.subproc.inside.tools import Asking
 
 
 class OwnWorkflow:
@@ -43,6 +47,11 @@ class OwnWorkflow:
         """Close the HTTP clients that the agents shared."""
         await self.http_client.close_for_good()
         await close_borrowed()
+
+    @staticmethod
+    def tools_of(asking: Asking, *, tools: bool) -> dict[str, Any]:
+        """Return what `workflow_context` has of the run's tools and marks."""
+        return {"add_mark": marking(asking), **({"tools": OwnTools(asking)} if tools else {})}
 
     @staticmethod
     def enter(episode: Mapping[str, Any]) -> None:

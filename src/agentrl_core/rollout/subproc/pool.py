@@ -17,6 +17,7 @@ from agentrl_core.rollout.failures import RemoteFailure
 from agentrl_core.rollout.subproc.process import NotBegunError, WorkerProcess
 
 if TYPE_CHECKING:
+    from agentrl_core.api.context import WorkflowContext
     from agentrl_core.rollout.subproc.launch import Launch
     from agentrl_core.types import Record, Task
 
@@ -197,15 +198,17 @@ class _ReservedWorker:
             body = self._workers.launch.pack(data)
         except TypeError as error:
             raise EpisodeError("data_type", str(error)) from error
+        here = workflow_context.get()
         header = {
-            "episode": _episode(injected),
+            "episode": _episode(injected, here),
             "environ": _environ(injected["base_url"], injected["api_key"]),
             "pickled": self._workers.launch.own,
+            "tools": here.tools is not None,
         }
         record_id = injected["record_id"]
         for _ in range(_STARTS):
             try:
-                return await self.worker.run(header, body)
+                return await self.worker.run(header, body, here)
             except NotBegunError as error:
                 problem = str(error)
                 logger.info("record %s gets another process: the one that was free %s", record_id, problem)
@@ -218,9 +221,8 @@ class _ReservedWorker:
         raise RemoteFailure("AgentProcessDied", f"AgentProcessDied: {text}")
 
 
-def _episode(injected: Mapping[str, Any]) -> dict[str, Any]:
-    episode = {name: value for name, value in injected.items() if name not in ("http_client", "engine")}
-    here = workflow_context.get()
+def _episode(injected: Mapping[str, Any], here: WorkflowContext) -> dict[str, Any]:
+    episode = {name: value for name, value in injected.items() if name not in ("http_client", "engine", "tools")}
     return episode | {"task_id": here.task_id, "sample_index": here.sample_index}
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import ConfigError, PluginError, RunError
 from agentrl_core.rollout.failures import RemoteFailure
+from agentrl_core.rollout.subproc.asks import Asks
 from agentrl_core.rollout.subproc.inside.frames import frame
 from agentrl_core.rollout.subproc.launch import WORKER
 from agentrl_core.rollout.subproc.output import Output
@@ -36,6 +37,7 @@ from agentrl_core.rollout.subproc.worker_messages import (
 )
 
 if TYPE_CHECKING:
+    from agentrl_core.api.context import WorkflowContext
     from agentrl_core.rollout.subproc.launch import Launch
 
 CANCEL_GRACE_S = 3.0
@@ -79,6 +81,9 @@ class WorkerProcess:
         self.name = ""
         self.killed = False
         self._frames = Frames()
+        self._writing = asyncio.Lock()
+        self._asks: Asks | None = None
+        """Requests of the running episode's agent for tools."""
         self._report = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Task[None] | None = None
@@ -194,8 +199,8 @@ class WorkerProcess:
         """Return whether the process can run another episode, as far as is known."""
         return not self.killed and (self._ended is None or not self._ended.done())
 
-    async def run(self, header: Mapping[str, Any], body: bytes) -> Any:
-        """Run one episode and return the workflow's return value.
+    async def run(self, header: Mapping[str, Any], body: bytes, here: WorkflowContext) -> Any:
+        """Run one episode and return the workflow's return value; `here` has the tools that the agent may use.
 
         Raises `NotBegunError` if the process cannot begin the episode, because it has ended or is unusable;
         `RemoteFailure` if the workflow raises, if the process ends in the middle, or if it sends a message that no
@@ -204,8 +209,10 @@ class WorkerProcess:
         """
         number = secrets.token_hex(16)
         answer = None
+        asks = Asks(number, here.tools, here.add_mark or (lambda _: None), self._write)
         try:
             await self._begin_episode(number, header, body)
+            self._asks = asks
             answer = await self._read(number, _ANSWERS)
             await self._confirm_end()
             return read_answer(answer)
@@ -223,6 +230,8 @@ class WorkerProcess:
             said = f"the agent's process {error}; it was ended{self._said()}"
             raise RemoteFailure("AgentProtocolError", f"AgentProtocolError: {said}") from None
         finally:
+            self._asks = None
+            await asks.close()
             self.drain()
 
     async def _begin_episode(self, number: str, header: Mapping[str, Any], body: bytes) -> None:
@@ -277,12 +286,25 @@ class WorkerProcess:
 
     async def _write(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         loop = asyncio.get_running_loop()
-        # A worker that has ended is noticed when its answer is read.
-        with contextlib.suppress(ConnectionError):
-            await loop.sock_sendall(self._control, frame(header, body))
+        # A worker that has ended is noticed when its answer is read. Under a lock: answers to requests for tools are
+        # written at the same time.
+        async with self._writing:
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(self._control, frame(header, body))
 
     async def _read(self, number: str, ops: Sequence[str]) -> dict[str, Any]:
-        """Return the next message; `ProtocolError` unless it is one of `ops` and answers the request `number`."""
+        """Return the next message; `ProtocolError` unless it is one of `ops` and answers the request `number`.
+
+        Requests for tools that come before it are begun.
+        """
+        while True:
+            message = await self._next()
+            if self._asks is None or message.get("op") != "ask" or message.get("id") != number:
+                check(message, ops, number)
+                return message
+            self._asks.begin(message)
+
+    async def _next(self) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         while (message := self._frames.next()) is None:
             try:
@@ -292,7 +314,6 @@ class WorkerProcess:
             if not piece:
                 raise _EndedError
             self._frames.add(piece)
-        check(message, ops, number)
         return message
 
     def drain(self) -> bool:

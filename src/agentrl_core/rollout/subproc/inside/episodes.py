@@ -22,6 +22,7 @@ from .frames import MAX_ANSWER_BYTES, answer_frame, receive
 from .guard import children, kill_all
 from .leftovers import Leftovers
 from .telling import message_of, place_of
+from .tools import Asking
 from .values import LONGEST_REPR, plain
 
 LONGEST_TRACE = 20_000
@@ -41,7 +42,9 @@ class Worker:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._requests: queue.SimpleQueue[tuple[dict[str, Any], bytes] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._asking: Asking | None = None
+        """Requests for tools of the current episode."""
         self._current: tuple[str, asyncio.Task[Any]] | None = None
         self._cancelled = self._stale = False
         """`_cancelled`: the episode was cancelled. `_stale`: one of its threads may still run during the next
@@ -71,6 +74,10 @@ class Worker:
                     with self._lock:
                         if self._current is not None and self._current[0] == header["id"]:
                             self._loop.call_soon_threadsafe(self._cancel, *self._current)
+                elif header["op"] == "told":
+                    asking = self._asking
+                    if asking is not None and asking.number == header["id"]:
+                        asking.told(header)
                 else:
                     self._requests.put(message)
                 message = receive(self._sock)
@@ -97,9 +104,12 @@ class Worker:
         try:
             data = pickle.loads(body) if header["pickled"] else json.loads(body.decode())  # noqa: S301  (written by the run)
             os.environ.update(header["environ"])
-            answer = {"op": "done", "value": plain(self._call(number, data, header["episode"]))}
+            episode = dict(header["episode"], **self._with_tools(number, tools=header["tools"]))
+            answer = {"op": "done", "value": plain(self._call(number, data, episode))}
         except BaseException as error:  # noqa: BLE001  (any failure of an agent is data)
             answer = dict(self._facts_of(error), op="raised")
+        if self._asking is not None:
+            self._asking.close()
         self._tidy()
         # Work that a cancelled agent had put on a thread goes on there. It would read the next episode's key from the
         # environment, so this process serves no other episode.
@@ -117,12 +127,28 @@ class Worker:
         message = answer_frame(answer)
         if len(message) > MAX_ANSWER_BYTES:
             message = answer_frame({"op": "done", "id": answer["id"], "value": {"large": len(message)}})
-        self._sock.sendall(message)
+        with self._sending:
+            self._sock.sendall(message)
+
+    def _with_tools(self, number: str, *, tools: bool) -> dict[str, Any]:
+        """Return what the episode's context has of the run's tools."""
+        self._asking = asking = Asking(number, self._ask)
+        return self._loaded.tools_of(asking, tools=tools)  # type: ignore[no-any-return]
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        """Send a request for tools; on any thread of the agent."""
+        if os.getpid() != self._pid:
+            raise LookupError("the tools can be called in the agent's own process only, not in one that it started")
+        message = answer_frame(request)
+        if len(message) > MAX_ANSWER_BYTES:
+            raise ValueError(f"a tool call of {len(message)} bytes; expected at most {MAX_ANSWER_BYTES}")
+        with self._sending:
+            self._sock.sendall(message)
 
     def _call(self, number: str, data: Any, episode: dict[str, Any]) -> Any:
         """Call the workflow in a context that knows the episode; a sync function runs on the main thread."""
         episode = dict(episode, http_client=self._loaded.http_client)
-        arguments = {name: episode[name] for name in self._loaded.accepted}
+        arguments = {name: episode[name] for name in self._loaded.accepted if name in episode}
         context = contextvars.copy_context()
         context.run(self._loaded.enter, episode)
         returned = context.run(self._loaded.function, data, **arguments)

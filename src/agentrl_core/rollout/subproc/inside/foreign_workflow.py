@@ -14,6 +14,7 @@ from typing import Any
 
 from .signatures import SignatureError, accepted_arguments, is_function, is_workflow_function, runs_on_data
 from .telling import one_line, place_of
+from .tools import Asking, WorkerTools
 from .values import LONGEST_REPR
 
 
@@ -53,6 +54,11 @@ class ForeignWorkflow:
         else:
             self.function = self._run_of(*self._built(found))
         self.accepted = self._accepted(self.function)
+
+    @staticmethod
+    def tools_of(asking: Asking, *, tools: bool) -> dict[str, Any]:
+        """Return the argument `tools` of the workflow, if the config lists tools."""
+        return {"tools": WorkerTools(asking)} if tools else {}
 
     def enter(self, episode: Mapping[str, Any]) -> None:
         """Do nothing: `workflow_context` does not exist in another interpreter."""

@@ -8,6 +8,9 @@ from typing import Any
 
 INJECTED = ("base_url", "api_key", "http_client", "record_id", "is_eval")
 """Keyword arguments that an episode offers; a workflow gets those that its signature accepts."""
+_NAMED = "tools"
+"""Argument that a workflow gets if it has a parameter of this name and the config lists tools; `**kwargs` do not get
+it, because workflows pass them on."""
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -73,8 +76,10 @@ def accepted_arguments(function: Any, name: str) -> frozenset[str]:
         raise SignatureError(f"{name}{signature} yields; expected a function that returns the reward")
     parameters = signature.parameters.values()
     accepted = frozenset(INJECTED)
+    named = {item.name for item in parameters if item.kind in _BY_NAME}
     if not any(item.kind is item.VAR_KEYWORD for item in parameters):
-        accepted &= {item.name for item in parameters if item.kind in _BY_NAME}
+        accepted &= named
+    accepted |= {_NAMED} & named
     try:
         # A dry run: a parameter that no episode gives is refused before anything starts.
         signature.bind({}, **dict.fromkeys(accepted))

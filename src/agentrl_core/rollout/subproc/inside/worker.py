@@ -6,8 +6,11 @@ how the worker ended. The worker talks to the run over the control socket in fra
 
     run -> worker   what to load, see `ForeignWorkflow`, once; its body a pickled workflow for our own interpreter
     worker -> run   {op: ready, …}, or {op: refused, kind, message}
-    run -> worker   {op: run, id, episode, environ, pickled}, its body the task's data; {op: cancel, id}; {op: stop}
-    worker -> run   {op: began, id}, maybe {op: cancelling, id}, then {op: done, id, value} or {op: raised, id, …}
+    run -> worker   {op: run, id, episode, environ, pickled, tools}, its body the task's data; {op: cancel, id};
+                    {op: stop}
+    worker -> run   {op: began, id}, maybe {op: cancelling, id}, then {op: done, id, value} or {op: raised, id, …};
+                    before that any number of {op: ask, id, call, method, given}, for tools
+    run -> worker   {op: told, id, call, value or error} for each
     run -> worker   {op: over, id}
     worker -> run   {op: idle, id}
 

@@ -1,4 +1,4 @@
-"""One chat completion over plain HTTP, for the ready-made workflows, which use no SDK."""
+"""One chat completion over plain HTTP, for workflows that use no SDK."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Context policies for agentrl, which shorten the histories of long episodes before the policy sees them."""

@@ -1,0 +1,1 @@
+"""Middleware of tool calls: each class is one entry of `tools.middleware`."""

@@ -1,0 +1,168 @@
+"""`agentrl tools`: lists, calls and serves the tools of a config, without a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from agentrl_core.config import LoadedConfig
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.tools.listing import Listing
+    from agentrl_core.types import ToolCall
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+_Config = Annotated[Path, typer.Argument(help="YAML file.")]
+_Overrides = Annotated[list[str] | None, typer.Argument(help="Options to change, such as tools.timeout_s=5.")]
+_Task = Annotated[str, typer.Option("--task", help="Id of a task of data.train; servers may need its row.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_LONGEST = 80
+"""Characters of a description in the table."""
+
+
+@app.callback()
+def tools() -> None:
+    """List, call and serve the tools of a config."""
+
+
+@app.command("list")
+def list_(config: _Config, overrides: _Overrides = None, *, task: _Task = "", as_json: _Json = False) -> None:
+    """List the tools that the model is offered, each with its server.
+
+    Starts the config's tool servers, and ends them again.
+    """
+    from agentrl_core.cli.output import print_json, print_table
+    from agentrl_core.run.tools import tools_without_a_run
+
+    loaded, data = _read(config, overrides, task)
+
+    async def listed() -> Listing:
+        async with tools_without_a_run(loaded, data, []) as opened:
+            return await opened.listing()
+
+    found = _facts(asyncio.run(listed()))
+    if as_json:
+        print_json(found)
+        return
+    rows = [(item["name"], item["server"], item["isolation"], _short(item["description"])) for item in found]
+    print_table(("tool", "server", "isolation", "description"), rows)
+
+
+@app.command()
+def call(
+    config: _Config,
+    name: Annotated[str, typer.Argument(help="Name of the tool, as the model sees it.")],
+    arguments: Annotated[str, typer.Argument(help="Arguments as a JSON object.")] = "{}",
+    overrides: _Overrides = None,
+    *,
+    task: _Task = "",
+    as_json: _Json = False,
+) -> None:
+    """Call a tool as an agent would, with all checks, limits and middleware, and print what the model is shown.
+
+    The exit code is 1 if the call did not succeed. `--json` prints the row that a run would record.
+    """
+    from agentrl_core.cli.output import print_json
+    from agentrl_core.errors import EnvironmentLostError
+    from agentrl_core.run.tools import tools_without_a_run
+    from agentrl_core.types import ToolOutcome
+
+    loaded, data = _read(config, overrides, task)
+    calls: list[ToolCall] = []
+
+    async def called() -> None:
+        async with tools_without_a_run(loaded, data, calls) as opened:
+            # The row says it, too.
+            with contextlib.suppress(EnvironmentLostError):
+                await opened.call(name, arguments)
+
+    asyncio.run(called())
+    (row,) = calls
+    if as_json:
+        print_json(row)
+    else:
+        for part in row.shown:
+            typer.echo(part["text"] if part["type"] == "text" else f"({part['type']})")
+        if row.outcome is not ToolOutcome.OK:
+            typer.echo(f"{row.outcome.value}: {row.error}", err=True)
+    if row.outcome is not ToolOutcome.OK:
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    config: _Config,
+    overrides: _Overrides = None,
+    *,
+    task: _Task = "",
+    port: Annotated[
+        int | None, typer.Option(help="Serve over HTTP at this port (0: any free one), not over stdin and stdout.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on, with --port.")] = "127.0.0.1",
+) -> None:
+    """Serve the config's tools to other programs over MCP, with all checks, limits and middleware, until Ctrl-C."""
+    from agentrl_core.config.invocation import pip_install
+    from agentrl_core.errors import PluginError
+    from agentrl_core.plugins.manager import load_registry
+    from agentrl_core.run.tools import tools_without_a_run
+
+    loaded, data = _read(config, overrides, task)
+    hooks = load_registry(loaded.run.plugins.block).hooks
+
+    async def served() -> None:
+        async with tools_without_a_run(loaded, data, []) as opened:
+            serving = hooks.serve_tools(opened, host=host, port=port)
+            if serving is None:
+                raise PluginError(f"no installed package serves tools; {pip_install('agentrl-mcp')}")
+            await serving
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(served())
+
+
+def _read(config: Path, overrides: list[str] | None, task: str) -> tuple[LoadedConfig[RunConfig], Mapping[str, Any]]:
+    """Return the config, and the row of the task with the given id; an empty row if none is named."""
+    from agentrl_core.config import load
+    from agentrl_core.data.tasks import load_tasks
+    from agentrl_core.errors import ConfigError
+
+    loaded = load(config, overrides or ())
+    if not task:
+        return loaded, {}
+    where, source = loaded.where("data.train"), loaded.run.data.train
+    if source is None:
+        raise ConfigError(f"{where}: --task needs a file of tasks there")
+    found = {item.id: item for item in load_tasks(loaded.base_dir / Path(source).expanduser())}
+    if task not in found:
+        raise ConfigError(f"{where}: {source} has no task '{task}'")
+    return loaded, found[task].data
+
+
+def _facts(listing: Listing) -> list[dict[str, Any]]:
+    facts = []
+    for spec in listing.offered:
+        tool = listing.by_name.get(spec.name)
+        facts.append(
+            {
+                "name": spec.name,
+                "server": tool.server.name if tool else "",
+                "tool": tool.spec.name if tool else "",
+                "isolation": tool.server.server.isolation if tool else "",
+                "description": spec.description,
+                "parameters": dict(spec.parameters),
+                "read_only": spec.read_only,
+                "idempotent": spec.idempotent,
+            }
+        )
+    return facts
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

@@ -1,0 +1,105 @@
+"""`agentrl tools` lists and calls the tools of a config as an agent would."""
+
+import json
+
+import pytest
+
+from agentrl_core.cli import main
+
+TOOLS = '''
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+def fail():
+    raise ValueError("no such page")
+
+class Down:
+    isolation = "shared"
+    async def start(self):
+        raise ConnectionError("refused")
+    async def open(self, episode): ...
+    async def close(self): ...
+'''
+
+
+@pytest.fixture
+def agentrl(tmp_path, monkeypatch, capsys):
+    """Call `agentrl tools` in a folder with a config: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cli_tools.py").write_text(TOOLS)
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "query": "2+2?"}\n')
+    (tmp_path / "config.yaml").write_text(
+        "model: {use: tiny}\ndata: tasks.jsonl\nworkflow: agent.py:Agent\n"
+        "tools: {servers: [{use: functions, functions: [cli_tools.py:add, cli_tools.py:fail], prefix: my_}]}\n"
+    )
+
+    def run(*arguments):
+        code = main(["tools", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_list_prints_each_tool_with_its_server(agentrl):
+    code, out, _ = agentrl("list", "config.yaml")
+    assert code == 0
+    assert out.splitlines()[1].split() == ["my_add", "functions-1", "shared", "Add", "two", "numbers."]
+    facts = json.loads(agentrl("list", "config.yaml", "--json", "--task", "a")[1])
+    assert [(item["name"], item["tool"]) for item in facts] == [("my_add", "add"), ("my_fail", "fail")]
+    assert facts[0]["parameters"]["required"] == ["a"]
+
+
+def test_call_prints_the_result_that_a_model_is_shown(agentrl):
+    assert agentrl("call", "config.yaml", "my_add", '{"a": 3}') == (0, "4\n", "")
+    code, out, _ = agentrl("call", "config.yaml", "my_add", '{"a": 3}', "--json")
+    assert (code, json.loads(out)["outcome"]) == (0, "ok")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["my_add", "{}"], "invalid_arguments: invalid arguments for my_add: 'a' is a required property"),
+        (["my_ad"], "unknown_tool: there is no tool 'my_ad' (did you mean my_add?); the tools are: my_add, my_fail"),
+        (["my_fail"], "tool_error: Error: ValueError: no such page"),
+    ],
+)
+def test_a_call_without_a_result_says_why_and_fails(agentrl, arguments, said):
+    code, _, err = agentrl("call", "config.yaml", *arguments)
+    assert (code, err.strip()) == (1, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "config.yaml", "tools.servers=[]"], "tools: lists no servers"),
+        (["list", "config.yaml", "--task", "b"], "tasks.jsonl has no task 'b'"),
+        (["list", "config.yaml", "tools.servers=[{use: function}]"], "did you mean functions?"),
+        (
+            ["list", "config.yaml", "tools.servers=[{use: 'cli_tools.py:Down', name: corpus}]"],
+            "tool server 'corpus' could not be started: ConnectionError: refused",
+        ),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_line(agentrl, arguments, said):
+    code, out, err = agentrl(*arguments)
+    assert code != 0
+    assert said in err
+    assert "Traceback" not in err + out
+
+
+def test_two_servers_of_one_name_are_a_wrong_config(agentrl, capsys):
+    servers = "tools.servers=[{use: functions, functions: ['cli_tools.py:add'], name: a}, " * 2
+    override = servers.replace("tools.servers=[", "", 1).removesuffix(", ")
+    override = f"tools.servers=[{override.replace('tools.servers=[', '')}]"
+    _, _, err = agentrl("list", "config.yaml", override)
+    assert "the name 'a' is also that of tools.servers.0" in err
+
+
+def test_serve_names_the_package_to_install(agentrl, monkeypatch):
+    monkeypatch.setenv("AGENTRL_LOAD_PLUGINS", "")
+    code, _, err = agentrl("serve", "config.yaml")
+    assert code == 2
+    assert "no installed package serves tools" in err
+    assert "agentrl-mcp" in err
