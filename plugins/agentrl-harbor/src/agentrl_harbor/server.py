@@ -18,7 +18,7 @@ from agentrl_core.api.tools import Isolation, ToolResult, ToolSpec
 from agentrl_core.errors import ConfigError, EnvironmentLostError, ToolServerError
 from agentrl_harbor.containers import Containers
 from agentrl_harbor.local import Local
-from agentrl_harbor.sandbox import Provider, Sandbox, make_folders, pack_file, parent_and_name, read_file
+from agentrl_harbor.sandbox import Provider, Sandbox, pack_file, parent_and_name, read_file
 from agentrl_harbor.task_dir import Definition, TaskDir
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ class HarborTools:
         try:
             sandbox = await self._provider.open(task.environment)
             try:
-                await make_folders(sandbox, "/logs/agent", "/logs/verifier", "/logs/artifacts")
                 await _wait_until_healthy(task, sandbox)
             except BaseException:
                 await asyncio.shield(sandbox.close())
