@@ -5,10 +5,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.api.audit import Seal, call_digest, digested, record_digest, run_digest, step_digest, task_digest
+from agentrl_core.api.audit import (
+    Seal,
+    call_digest,
+    digested,
+    record_digest,
+    run_digest,
+    step_digest,
+    task_digest,
+    tool_call_digest,
+)
 from agentrl_core.api.stores import GroupRow, RunRow, SealRow, StepRow
 from agentrl_core.errors import UnstorableError
-from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
+from agentrl_core.types import (
+    FinishReason,
+    Grammar,
+    Interaction,
+    Outcome,
+    Record,
+    Sampling,
+    Task,
+    ToolCall,
+    ToolOutcome,
+)
 
 CALL = Interaction(
     id="chatcmpl-1",
@@ -44,6 +63,13 @@ RECORDS = {
     "id": "b", "run_id": "b", "task_id": "b", "group_id": "b", "sample_index": 1, "attempt": 1, "is_eval": True,
     "task_set": "eval", "outcome": Outcome.FAILED, "reason": "b", "detail": "b", "reward": 0.0, "rewards": {"a": 1.0},
     "score": 0.0, "score_parts": {"a": 1.0}, "score_details": {"a": 1}, "started_at": 1.0, "finished_at": 1.0,
+    "marks": ("tool_error",),
+}  # fmt: skip
+TOOL_CALL = ToolCall(id="a", record_id="r", seq=0, name="look", arguments={}, outcome=ToolOutcome.OK)
+TOOL_CALLS = {
+    "id": "b", "record_id": "s", "seq": 1, "call_id": "c", "name": "n", "arguments": "{", "server": "s", "tool": "t",
+    "sent": {}, "isolation": "shared", "outcome": ToolOutcome.BLOCKED, "error": "e", "raw": (), "shown": ({"a": 1},),
+    "attempts": 2, "middleware": ("m",), "started_at": 1.0, "finished_at": 1.0,
 }  # fmt: skip
 
 
@@ -56,6 +82,19 @@ def test_each_field_of_a_call_is_in_its_digest(name):
     assert call_digest(attrs.evolve(CALL, **{name: CALLS[name]})) != call_digest(CALL)
 
 
+@pytest.mark.parametrize("name", sorted(names(ToolCall) - {"digest"}))
+def test_each_field_of_a_tool_call_is_in_its_digest(name):
+    changed = attrs.evolve(TOOL_CALL, **{name: TOOL_CALLS[name]})
+    assert digested(changed).digest == tool_call_digest(changed) != tool_call_digest(TOOL_CALL)
+
+
+def test_text_does_not_move_between_the_fields_of_a_tool_call():
+    parts = ({"type": "text", "text": "x"},)
+    one, other = attrs.evolve(TOOL_CALL, raw=parts, shown=()), attrs.evolve(TOOL_CALL, raw=(), shown=parts)
+    assert tool_call_digest(one) != tool_call_digest(other)
+    assert tool_call_digest(attrs.evolve(TOOL_CALL, arguments="{}")) != tool_call_digest(TOOL_CALL)
+
+
 @pytest.mark.parametrize("name", sorted(names(Sampling)))
 def test_each_sampling_parameter_is_in_the_digest(name):
     changed = attrs.evolve(CALL, sampling=Sampling(**{name: SAMPLINGS[name]}))
@@ -66,6 +105,12 @@ def test_each_sampling_parameter_is_in_the_digest(name):
 def test_each_field_of_a_record_is_in_its_digest(name):
     changed = attrs.evolve(RECORD, **{name: RECORDS[name]})
     assert record_digest(changed, GROUP) != record_digest(RECORD, GROUP)
+
+
+def test_records_and_seals_without_tool_calls_keep_the_digests_of_earlier_versions():
+    assert record_digest(RECORD, GROUP) == "ab9513dd9e0157c7205f0d9394646710"
+    seal = Seal(run_id="r", number=0, previous="", kind="records", sealed_at=1.0, records={"r": ["d", "c"]})
+    assert seal.row().digest == "2724badfd6631b552c0bc42834649f1e091baf093793deec8a4fbe3f74076ad7"
 
 
 @pytest.mark.parametrize("name", ["id", "task_id", "index", "size", "version", "is_eval", "task_set"])

@@ -11,10 +11,11 @@ from agentrl_core.cli import main
 from agentrl_testing.policy import toy_policy
 
 AGENT = '''
-"""Two turns, two calls at once, and another party's model as judge; the reward follows from all replies."""
+"""Two turns, a tool, two calls at once, and another party's model as judge; the reward follows from all replies."""
 import asyncio
 from pathlib import Path
 
+from agentrl_core import workflow_context
 from agentrl_core.api.scoring import training_step
 
 
@@ -22,6 +23,15 @@ def told(name):
     """What a test changes after the run."""
     path = Path(__file__).with_name(name)
     return path.read_text() if path.exists() else ""
+
+
+def look(at: str) -> str:
+    """Look at a door."""
+    with Path(__file__).with_name("looked.txt").open("a") as file:
+        file.write(f"{at}\\n")
+    if told("gone.txt"):
+        raise ValueError("there is no door")
+    return f"The door is {at}"
 
 
 class Agent:
@@ -37,13 +47,18 @@ class Agent:
                 return None
             return reply.json()["choices"][0]["message"]
 
+        tools = workflow_context.get().tools
+        offered = {"tools": await tools.as_openai()}
         messages = [{"role": "system", "content": "Speak."}, *data["messages"]]
-        first = await ask(messages)
-        messages += [first, {"role": "user", "content": f"The door is {record_id[:4]}{told('door.txt')}."}]
+        first = await ask(messages, **offered)
+        door = await tools.call("look", {"at": record_id[:4] + told("at.txt")})
+        messages += [first, {"role": "user", "content": f"{door.result.text}{told('door.txt')}."}]
         again = {"role": "user", "content": "And in short?"}
-        second, third = await asyncio.gather(ask(messages), ask([*messages[:2], again]))
+        second, third = await asyncio.gather(ask(messages, **offered), ask([*messages[:2], again], **offered))
         if told("more.txt"):
-            await ask([*messages, second, again])
+            await ask([*messages, second, again], **offered)
+        if told("twice.txt"):
+            await tools.call("look", {"at": "again"})
         text = "".join(reply.get("content") or "" for reply in (first, second, third))
         question = [{"role": "user", "content": f"Is this good? {ascii(text)}{told('judge.txt')}"}]
         verdict = await ask(question, model="judge")
@@ -57,6 +72,7 @@ CONFIG = {
     "model": {"path": "policy"},
     "data": {"train": "tasks.jsonl", "eval": "tasks.jsonl"},
     "workflow": "speaker.py:Agent",
+    "tools": {"servers": [{"use": "functions", "functions": ["speaker.py:look"]}]},
     "rollout": {"group_size": 2, "tasks_per_step": 2, "timeout_s": 20.0},
     "trainer": {"steps": 3, "lr": 1e-3, "save_steps": 2, "warmup_steps": 0},
     "eval": {"every": 3, "tasks": 1},

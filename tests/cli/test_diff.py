@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from agentrl_core.cli.diff import compare
-from agentrl_core.types import Episode, FinishReason, Interaction, Outcome, Record, Sampling
+from agentrl_core.types import Episode, FinishReason, Interaction, Outcome, Record, Sampling, ToolCall, ToolOutcome
 
 
 def call(seq, parent, prompt, output, **fields):
@@ -62,7 +62,7 @@ def test_the_first_token_that_differs_is_found(other, place):
 
 def test_settings_and_results_are_compared():
     other = changed(0, sampling=Sampling(temperature=0.5), finish_reason=FinishReason.LENGTH, versions=((1, 2),))
-    results = {"reward": 0.5, "rewards": {}, "outcome": Outcome.FAILED, "score_parts": {"f1": 0.5}}
+    results = {"reward": 0.5, "rewards": {}, "outcome": Outcome.FAILED, "score_parts": {"f1": 0.5}, "marks": ("odd",)}
     other = attrs.evolve(other, record=attrs.evolve(RECORD, **results))
     assert compare(ONE, other).differences == [
         "call 1: temperature: 1.0 -> 0.5",
@@ -71,6 +71,7 @@ def test_settings_and_results_are_compared():
         "outcome: scored -> failed",
         "reward: 1.0 -> 0.5",
         "score_parts: {} -> {'f1': 0.5}",
+        "marks: () -> ('odd',)",
         "rewards by call: {2: 1.0} -> {}",
     ]
 
@@ -91,6 +92,41 @@ def test_ids_of_tool_calls_do_not_make_messages_of_other_models_differ():
 
     assert compare(judged("a", "left"), judged("b", "left")).parting is None
     assert compare(judged("a", "left"), judged("a", "right")).parting.part == "message"
+
+
+def with_tools(*calls):
+    return attrs.evolve(ONE, tool_calls=calls)
+
+
+def tool_call(seq, arguments, text="a wall", **fields):
+    return ToolCall(
+        id=f"tool-{seq}", record_id="r", seq=seq, name="look", arguments=arguments,
+        shown=({"type": "text", "text": text},), **{"outcome": ToolOutcome.OK, **fields},
+    )  # fmt: skip
+
+
+def test_tool_calls_are_compared_up_to_the_first_other_call():
+    one = with_tools(tool_call(0, {"at": 1}), tool_call(1, {"at": 2}), tool_call(2, {"at": 3}))
+    same = with_tools(*(attrs.evolve(call, id="x", call_id="y", started_at=9.0) for call in one.tool_calls))
+    assert compare(one, same).differences == []
+    lost = tool_call(0, {"at": 1}, "gone", outcome=ToolOutcome.TOOL_ERROR)
+    other = with_tools(lost, tool_call(1, "{at"), tool_call(2, {}))
+    assert compare(one, other).differences == [
+        "tool call 1 (look): outcome: ok -> tool_error",
+        "tool call 1 (look): shown: 'a wall' -> 'gone'",
+        'tool call 2: look({"at": 2}) -> look({at)',
+    ]
+    assert compare(one, with_tools(*one.tool_calls[:2])).differences == [
+        'tool calls: 3 -> 2, the first that one lacks is look({"at": 3})'
+    ]
+
+
+def test_long_results_are_shown_around_the_first_difference():
+    one, other = (with_tools(tool_call(0, {}, "a" * 500 + end + "c" * 500)) for end in ("b", "d"))
+    (line,) = compare(one, other).differences
+    assert len(line) < 250
+    assert "b" in line.partition(" -> ")[0]
+    assert "d" in line.partition(" -> ")[2]
 
 
 def test_two_records_of_a_group_part_in_the_first_reply(agentrl, trained_project, monkeypatch):

@@ -14,7 +14,7 @@ def project(trained_project, monkeypatch, agentrl):
     """The trained project as working directory; what a test tells the agent is forgotten at its end."""
     monkeypatch.chdir(trained_project)
     yield trained_project
-    for name in ("door.txt", "more.txt", "bonus.txt", "judge.txt"):
+    for name in ("door.txt", "more.txt", "bonus.txt", "judge.txt", "at.txt", "twice.txt", "gone.txt"):
         (trained_project / name).unlink(missing_ok=True)
 
 
@@ -30,7 +30,7 @@ def test_every_episode_of_a_run_repeats_itself(agentrl, records):
     for record in (records[0], last, next(item for item in records if item["is_eval"])):
         done = agentrl("trace", "replay", record["id"][:10])
         assert done.out == (
-            f"record {record['id']}: identical: 5 calls, scored, reward {record['reward']:g} as recorded\n"
+            f"record {record['id']}: identical: 5 calls, 1 tool call, scored, reward {record['reward']:g} as recorded\n"
         )
         assert done.code == 0
 
@@ -63,7 +63,7 @@ def test_a_call_more_and_another_reward_are_told(agentrl, records, project):
     (project / "bonus.txt").write_text("1", encoding="utf-8")
     done = agentrl("trace", "replay", record)
     assert done.code == 1
-    assert f"record {record}: DIFFERENT, after 5 calls as recorded" in done.out
+    assert f"record {record}: DIFFERENT, after 5 calls, 1 tool call as recorded" in done.out
     assert f"reward: recorded {records[0]['reward']}, now {records[0]['reward'] + 1}" in done.out
     (project / "more.txt").write_text("1", encoding="utf-8")
     done = agentrl("trace", "replay", record)
@@ -85,8 +85,42 @@ def test_another_question_to_a_judge_is_told(agentrl, records, project):
     (project / "judge.txt").write_text("?", encoding="utf-8")
     done = agentrl("trace", "replay", records[0]["id"])
     assert done.code == 1
-    assert "DIFFERENT, after 3 calls as recorded" in done.out
+    assert "DIFFERENT, after 3 calls, 1 tool call as recorded" in done.out
     assert "upstream judge: a call was not recorded; it ends with" in done.out
+
+
+def test_tools_give_what_was_recorded_and_are_not_called(agentrl, records, project):
+    before = (project / "looked.txt").read_text(encoding="utf-8")
+    (project / "gone.txt").write_text("1", encoding="utf-8")  # the real one would raise
+    assert agentrl("trace", "replay", records[0]["id"]).code == 0
+    assert (project / "looked.txt").read_text(encoding="utf-8") == before
+
+
+def test_the_first_other_tool_call_is_named(agentrl, records, project):
+    record = records[0]["id"]
+    (project / "at.txt").write_text("!", encoding="utf-8")
+    done = agentrl("trace", "replay", record)
+    assert done.code == 1
+    first, second = done.out.splitlines()
+    assert first == f"record {record}: DIFFERENT, after 1 call as recorded"
+    assert (
+        f'a tool call was not recorded: look({{"at":"{record[:4]}!"}}); the next recorded one is tool call [0]'
+        in second
+    )
+    (project / "at.txt").unlink()
+    (project / "twice.txt").write_text("1", encoding="utf-8")
+    found = agentrl("trace", "replay", record, "--json").json
+    assert found["differences"] == ['a tool call was not recorded: look({"at":"again"})']
+    assert (found["tool_calls"], found["identical"]) == (1, False)
+
+
+def test_tool_calls_of_a_trained_run_are_shown_and_verified(agentrl, records, project):
+    record = records[0]["id"]
+    shown = agentrl("trace", "show", record).out
+    assert f'        arguments {{"at": "{record[:4]}"}}\n        shown     The door is {record[:4]}\n' in shown
+    verified = agentrl("trace", "verify", "calm-otter")
+    assert verified.code == 0
+    assert "70 LLM calls and 14 tool calls are as in" in verified.out
 
 
 RUNNER = """

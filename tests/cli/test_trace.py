@@ -13,7 +13,7 @@ import pytest
 
 from agentrl_core.cli.episode_text import episode_lines
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Episode, Outcome, Record, Task
+from agentrl_core.types import Episode, Outcome, Record, Task, ToolCall, ToolOutcome
 from agentrl_core.weights.witness import witness
 
 
@@ -187,6 +187,80 @@ def test_a_shown_episode_says_what_was_judged_and_why_nothing_was(judged, lines)
 def test_an_episode_is_shown_as_a_tree_with_its_numbers(agentrl, make_run):
     make_run("calm-otter")
     assert agentrl("trace", "show", "calm-otter-aa").out == EPISODE
+
+
+TOOL_CALLS = """\
+    tool [0] move  ok, 0.25 s, server maze, session
+        arguments {"to": "north"}
+        shown     a wall\\x1b[2J
+    tool [1] move  tool_error, 1.50 s, server maze, session, 2 attempts, changed by shorten
+        arguments {"to": "east"}
+        sent      step({"to": "e"})
+        error     no such \\x07 field
+        shown     a wall
+        raw       a high wall
+"""
+
+
+def add_tool_calls(folder):
+    """Add two tool calls that the first LLM call asked for, and one long one after the last."""
+
+    def call(seq, to, **fields):
+        default = {"isolation": "session", "outcome": ToolOutcome.OK, "started_at": 90.5, "finished_at": 90.75}
+        default |= {"call_id": "c", "name": "move", "tool": "move", "server": "maze"}
+        arguments = {"to": to}
+        record = "calm-otter-aaaa"
+        return ToolCall(id=f"t{seq}", record_id=record, seq=seq, arguments=arguments, **{**default, **fields})
+
+    def text(value):
+        return ({"type": "text", "text": value},)
+
+    changed = {"sent": {"to": "e"}, "tool": "step", "attempts": 2, "middleware": ("shorten",), "finished_at": 92.0}
+    failed = {"outcome": ToolOutcome.TOOL_ERROR, "error": "no such \x07 field"}
+    calls = [
+        call(0, "north", shown=text("a wall\x1b[2J")),
+        call(1, "east", shown=text("a wall"), raw=text("a high wall"), **changed, **failed),
+        call(2, "home", call_id="", started_at=99.0, finished_at=99.0, shown=text("x" * 5000)),
+    ]
+
+    async def add():
+        store = SQLiteStore(path=folder / "agentrl.db")
+        for item in calls:
+            await store.add_tool_call("calm-otter", item)
+        await store.close()
+
+    asyncio.run(add())
+    with contextlib.closing(sqlite3.connect(folder / "agentrl.db")) as db:
+        db.execute("UPDATE interactions SET finished_at = 90.0 + seq")
+        db.execute("UPDATE records SET marks = '[\"tool_error\", \"odd\\u001b\"]' WHERE id = 'calm-otter-aaaa'")
+        db.commit()
+
+
+def test_tool_calls_are_shown_at_their_place(agentrl, make_run):
+    add_tool_calls(make_run("calm-otter"))
+    shown = agentrl("trace", "show", "calm-otter-aaaa").out
+    before, _, after = shown.partition(TOOL_CALLS)
+    assert before.endswith('calls move({"to": "east"})\n')
+    assert after.startswith("\n[1] call-1")
+    assert "marks     tool_error, odd\\x1b" in before
+    assert "5 calls, 3 tool calls, 50 new" in before
+    last = shown[shown.index("tool [2]") :]
+    assert "… (4400 more characters, see --full)" in last
+    assert "x" * 601 not in last
+    assert "x" * 5000 in agentrl("trace", "show", "calm-otter-aaaa", "--full").out
+    found = agentrl("trace", "show", "calm-otter-aaaa", "--json").json
+    assert [item["id"] for item in found["tool_calls"]] == ["t0", "t1", "t2"]
+    assert found["tool_calls"][1]["raw"] == [{"type": "text", "text": "a high wall"}]
+
+
+def test_marks_are_listed_counted_and_filtered(agentrl, make_run):
+    add_tool_calls(make_run("calm-otter"))
+    assert "scored [tool_error, odd\\x1b]" in agentrl("trace", "list", "calm-otter").out
+    marked = agentrl("trace", "list", "calm-otter", "--mark", "tool_error", "--json").json
+    assert [row["id"] for row in marked] == ["calm-otter-aaaa"]
+    assert agentrl("trace", "list", "calm-otter", "--mark", "tool", "--json").json == []
+    assert "marks       tool_error 1, odd\\x1b 1" in agentrl("runs", "show", "calm-otter").out
+    assert agentrl("runs", "show", "calm-otter", "--json").json["marks"]["tool_error"] == 1
 
 
 def test_a_failed_episode_says_why(agentrl, make_run):

@@ -17,7 +17,7 @@ from agentrl_core.cli.verify_facts import Verifier
 from agentrl_core.errors import StoreError
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Interaction
+from agentrl_core.types import Interaction, ToolCall, ToolOutcome
 from agentrl_core.weights.manifest import write_manifest
 from agentrl_testing.sealed_runs import SealedRun
 
@@ -41,6 +41,7 @@ OPERATIONAL = {
     "tasks": {"run_id"},
     "steps": {"position"},
     "tools": set(),
+    "tool_calls": {"run_id"},
     "seals": {"run_id"},
 }
 """Table -> columns that change while a run goes on, or that repeat what another column says."""
@@ -92,7 +93,7 @@ def test_an_untouched_run_is_intact(sealed, agentrl):
     found = check(sealed.directory.path, sealed.head)
     assert found.intact, found.findings
     assert not found.notes
-    assert (found.num_records, found.num_calls) == (6, 12)
+    assert (found.num_records, found.num_calls, found.num_tool_calls) == (6, 12, 6)
     assert agentrl("trace", "verify", str(sealed.directory.path), "--head", sealed.head).code == 0
     shown = agentrl("runs", "show", str(sealed.directory.path))
     assert f"head {sealed.head}" in shown.out
@@ -148,6 +149,7 @@ def names_of(db, table, rowid):
         "records": ["record {id}"],
         "interactions": ["record {record_id}"],
         "tools": ["record "],
+        "tool_calls": ["record {record_id}"],
         "steps": ["step {step} (version {version})", "the steps"],
         "versions": ["version {version}", "the versions"],
         "seals": ["seal {number}", "the seals"],
@@ -184,6 +186,7 @@ def test_any_changed_value_is_named(sealed, tmp_path_factory, data):
 @pytest.mark.parametrize(
     ("table", "word"),
     [("tasks", "task of set train task-0"), ("groups", "group"), ("records", "record"), ("interactions", "call [0]"),
+     ("tool_calls", "tool call [0]"),
      ("steps", "step 1 (version 1)"), ("versions", "version 0"), ("seals", "seal 0")],
 )  # fmt: skip
 def test_a_removed_row_is_named(copy, table, word):
@@ -196,7 +199,8 @@ def test_added_rows_are_named(copy):
     change(
         copy,
         "INSERT INTO records SELECT 'new', run_id, task_id, group_id, 7, attempt, is_eval, outcome, reason, detail, "
-        "reward, rewards, score, score_parts, started_at, finished_at, score_details, task_set, 0 FROM records LIMIT 1",
+        "reward, rewards, score, score_parts, started_at, finished_at, score_details, task_set, 0, marks "
+        "FROM records LIMIT 1",
         "INSERT INTO versions SELECT run_id, 99, step, published_at, voided FROM versions LIMIT 1",
         "INSERT INTO steps SELECT 99, run_id, 99, 99, groups, records, metrics, voided FROM steps LIMIT 1",
     )
@@ -222,6 +226,16 @@ def test_a_call_that_was_added_to_a_sealed_record_is_named(copy):
     asyncio.run(store.add_interaction("calm-otter", digested(call)))
     asyncio.run(store.close())
     assert named(check(copy), f"call [2] late of record {record}: added")
+
+
+def test_a_tool_call_that_was_added_to_a_sealed_record_is_named(copy):
+    change(
+        copy,
+        "INSERT INTO tool_calls SELECT run_id, 'new', record_id, 1, digest, call_id, name, server, tool, isolation, "
+        "outcome, error, attempts, middleware, started_at, finished_at, arguments, sent, shown, raw "
+        "FROM tool_calls LIMIT 1",
+    )
+    assert any(item.change == "added" and "tool call [1] new" in item.what for item in check(copy).findings)
 
 
 def test_a_call_that_is_changed_with_its_digest_is_named(copy):
@@ -350,11 +364,15 @@ def test_calls_that_come_after_the_seal_of_a_cancelled_record_are_sealed_at_the_
         output={},
     )
     asyncio.run(store.add_interaction(run.id, digested(call)))
-    assert any("late" in note for note in check(folder).notes)
+    tool_call = ToolCall(id="later", record_id=record, seq=1, name="look", arguments={}, outcome=ToolOutcome.CANCELLED)
+    asyncio.run(store.add_tool_call(run.id, digested(tool_call)))
+    notes = " ".join(check(folder).notes)
+    assert "call [2] late" in notes
+    assert "tool call [1] later" in notes
     run.finish()
     asyncio.run(store.close())
     found = check(folder)
-    assert (found.intact, found.notes, found.num_calls) == (True, [], 5)
+    assert (found.intact, found.notes, found.num_calls, found.num_tool_calls) == (True, [], 5, 3)
 
 
 def test_many_records_are_spread_over_several_seals(tmp_path, monkeypatch):

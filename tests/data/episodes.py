@@ -4,7 +4,18 @@ import json
 
 from hypothesis import strategies as st
 
-from agentrl_core.types import Episode, FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
+from agentrl_core.types import (
+    Episode,
+    FinishReason,
+    Grammar,
+    Interaction,
+    Outcome,
+    Record,
+    Sampling,
+    Task,
+    ToolCall,
+    ToolOutcome,
+)
 
 TEXT = st.text(max_size=8)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
@@ -84,8 +95,33 @@ def interactions(draw, seq):
         cached_tokens=draw(st.integers(0, 9)),
         tool_errors=draw(st.integers(0, 2)),
         witness=draw(TEXT),
+        digest=draw(TEXT),
         started_at=draw(NUMBER),
         finished_at=draw(st.floats(0, 2e9)),
+    )
+
+
+@st.composite
+def tool_calls(draw, seq, calls):
+    asked = [asked["id"] for item in calls for asked in item.output.get("tool_calls", ())]
+    return ToolCall(
+        id=f"tool-{seq}",
+        record_id="r0",
+        seq=seq,
+        call_id=draw(st.sampled_from(asked)) if asked else draw(TEXT),
+        name=draw(TEXT),
+        arguments=draw(OBJECT | TEXT),
+        server=draw(TEXT),
+        sent=draw(st.none() | OBJECT),
+        outcome=draw(st.sampled_from(ToolOutcome)),
+        error=draw(TEXT),
+        raw=draw(st.none() | st.lists(PART, max_size=2).map(tuple)),
+        shown=tuple(draw(st.lists(PART, max_size=2))),
+        attempts=draw(st.integers(0, 3)),
+        middleware=tuple(draw(st.lists(TEXT, max_size=2))),
+        started_at=draw(st.floats(0, 2e9)),
+        finished_at=draw(st.floats(0, 2e9)),
+        digest=draw(TEXT),
     )
 
 
@@ -108,9 +144,14 @@ def episodes(draw):
         score=draw(st.none() | NUMBER),
         score_parts=draw(st.dictionaries(TEXT, NUMBER, max_size=2)),
         score_details=draw(OBJECT),
+        marks=tuple(draw(st.lists(TEXT, max_size=2, unique=True))),
         started_at=draw(NUMBER),
     )
-    return Episode(record=record, interactions=calls)
+    return Episode(
+        record=record,
+        interactions=calls,
+        tool_calls=tuple(draw(tool_calls(seq, calls)) for seq in range(draw(st.integers(0, 3)))),
+    )
 
 
 TASKS = st.none() | st.builds(Task, id=TEXT, data=OBJECT, answer=st.none() | TEXT, scorer=st.none() | TEXT)

@@ -17,7 +17,7 @@ from agentrl_core.data.export.branches import branches_of
 from agentrl_core.data.export.chat import chat_rows
 from agentrl_core.data.export.episodes import episode_row, read_episode, read_episodes
 from agentrl_core.errors import DataError, UsageError
-from agentrl_core.types import Episode, Task
+from agentrl_core.types import Episode, Interaction, Task, ToolCall, ToolOutcome
 
 RUN = RunRow(
     id="run",
@@ -46,6 +46,10 @@ def test_a_file_of_another_format_is_refused_with_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     good = episode_row(EPISODE, TASK)
     path.write_text(json.dumps(good) + "\n", encoding="utf-8")
+    assert read_episodes(path)[0].episode == EPISODE
+    earlier = {name: value for name, value in good.items() if name != "tool_calls"}
+    earlier["record"] = {name: value for name, value in good["record"].items() if name != "marks"}
+    path.write_text(json.dumps(earlier), encoding="utf-8")
     assert read_episodes(path)[0].episode == EPISODE
     unknown = {**good, "record": {**good["record"], "rewarded": 1}}
     path.write_text("\n".join(map(json.dumps, [good, {"messages": []}, unknown])), encoding="utf-8")
@@ -168,6 +172,44 @@ def test_a_trajectory_joins_tools_with_their_results_and_marks_what_is_copied():
     assert first["extra"]["task"]["answer"] == "4"
 
 
+def answered_and_left(*, outcome=ToolOutcome.OK, error=""):
+    """An episode whose first turn asks for a tool and is answered, and whose last turn asks and is not."""
+
+    def turn(seq, parent, messages, at):
+        asked = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        output = {"role": "assistant", "content": None, "tool_calls": [asked]}
+        return Interaction(
+            id=f"call-{seq}", record_id="r0", seq=seq, parent=parent, prompt_ids=(1,), output_ids=(2,),
+            logprobs=(-0.5,), versions=((0, 1),), messages=messages, output=output, finished_at=at,
+        )  # fmt: skip
+
+    def tool_call(seq, text, at):
+        return ToolCall(
+            id=f"tool-{seq}", record_id="r0", seq=seq, call_id="c", name="look", arguments={"at": 1}, server="fields",
+            tool="look", outcome=outcome, error=error, shown=({"type": "text", "text": text},), started_at=at,
+            finished_at=at + 0.5,
+        )  # fmt: skip
+
+    answer = {"role": "tool", "tool_call_id": "c", "content": "a wall"}
+    turns = (turn(0, None, ({"role": "user", "content": "u"},), 1.0), turn(1, "call-0", (answer,), 3.0))
+    return Episode(
+        record=RECORDS[0], interactions=turns, tool_calls=(tool_call(0, "a wall", 2.0), tool_call(1, "a door", 4.0))
+    )
+
+
+def test_a_trajectory_says_how_tool_calls_ended_and_has_the_results_that_no_model_read():
+    atif = pytest.importorskip("atif", reason="atif is a dependency of the tests: pip install atif")
+    (row,) = trajectories(answered_and_left(outcome=ToolOutcome.TOOL_ERROR, error="no field"), TASK, RUN)
+    atif.Trajectory.model_validate_json(json.dumps(row))
+    _, first, last = row["steps"]
+    facts = {"outcome": "tool_error", "error": "no field", "server": "fields", "tool": "look", "seconds": 0.5}
+    facts["attempts"] = 1
+    results = first["observation"]["results"]
+    assert results == [{"content": "a wall", "source_call_id": "c", "extra": facts}]
+    (result,) = last["observation"]["results"]
+    assert result == {"content": [{"type": "text", "text": "a door"}], "source_call_id": "c", "extra": facts}
+
+
 # --- agentrl ---
 
 COLLECTIONS = {
@@ -214,6 +256,22 @@ def test_documents_have_the_fields_of_agentcpms_database(episode, task):
         trained += len(row["logprobs"])
     assert trained == sum(item.trainable for item in calls.values())
     assert trained >= sum(map(is_trained, calls.values()))
+
+
+def test_documents_name_the_tool_calls_and_those_that_failed():
+    def made(episode):
+        lines = documents(episode, TASK, group=[episode.record], is_first=False, token_text=str)
+        by_name = {}
+        for line in lines:
+            by_name.setdefault(line["collection"], []).append(line["document"])
+        return by_name
+
+    found = made(answered_and_left(outcome=ToolOutcome.NOT_SENT, error="no server"))
+    first, second = found["Record"][0]["meta_infos"]["tool_calls"]
+    assert (first["id"], first["name"], first["arguments"], first["seconds"]) == ("c", "look", {"at": 1}, 0.5)
+    assert (second["outcome"], second["error"]) == ("not_sent", "no server")
+    assert [item["status"] for item in found["DispatchedSamplingTask"]] == ["toolfailed"] * 2
+    assert [item["status"] for item in made(answered_and_left())["DispatchedSamplingTask"]] == ["completed"] * 2
 
 
 def test_a_group_has_one_task_document():

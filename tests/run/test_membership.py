@@ -226,11 +226,68 @@ def test_a_member_that_is_gone_is_declared_lost_by_the_others(store):
         assert states(store)[gone.id] == "lost"
 
 
+@pytest.fixture
+def process():
+    """A process of this machine, and how to kill it without a word; nobody reaps it, like the child of a busy shell."""
+    made = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield made
+    made.kill()
+    made.communicate()
+
+
+def killed(process):
+    """Kill a process, and wait until it has ended."""
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_killed_process_of_this_machine_is_lost_without_its_lease(store, process):
+    member, told = make(pid=process.pid, lease_s=1000.0), threading.Semaphore(0)
+    asyncio.run(store.join(member))
+    notices = []
+    with Membership(
+        store, [make(lease_s=1000.0)], notice=lambda message: (notices.append(message), told.release())
+    ) as membership:
+        membership.join()
+        beaten(store, membership.members[0], times=0)
+        assert not member.has_ended
+        assert states(store)[member.id] == "live"
+        killed(process)
+        assert told.acquire(timeout=PATIENCE_S)
+        assert notices == [f"{member.name} is lost: its process has ended; others take over"]
+        assert states(store)[member.id] == "lost"
+
+
+def test_a_trainer_takes_the_place_of_a_killed_one_at_once(store, process):
+    first, second, notices = make("train", pid=process.pid, lease_s=1000.0), make("train", lease_s=1000.0), []
+    asyncio.run(store.join(first))
+    killed(process)
+    with Membership(store, [second], notice=notices.append) as membership:
+        membership.join()
+        assert states(store) == {first.id: "lost", second.id: "live"}
+    assert notices == []
+
+
+def test_another_process_with_the_number_of_a_member_does_not_keep_it_alive(process):
+    machine, _, start = make(pid=process.pid).process.rpartition(" ")
+    earlier = make(pid=process.pid, process=f"{machine} {int(start) - 1}")
+    assert earlier.has_ended
+    assert not make(pid=process.pid).has_ended
+
+
+@pytest.mark.parametrize("identity", ["", "another-boot/pid:[1]/time:[1] 5"])
+def test_nothing_is_known_of_processes_of_other_machines(process, identity):
+    member = make(pid=process.pid, process=identity, host="elsewhere")
+    killed(process)
+    assert not member.has_ended
+    assert not member.seems_gone
+
+
 def test_a_watch_counts_the_time_that_it_has_watched():
     now, beats, ended = [0.0], {"a": 0, "b": 0}, []
 
     class Members:
-        async def members(self, run_id):
+        async def members(self, run_id, *, live):
             return [make(id=name, lease_s=60.0, beats=count) for name, count in beats.items() if name not in ended]
 
         async def declare_lost(self, member_id, *, beats):

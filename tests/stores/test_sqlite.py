@@ -24,7 +24,8 @@ from agentrl_core.api.stores import RunControl, RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_claims, sqlite_connection, sqlite_file, sqlite_schema, sqlite_training
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Interaction, Outcome, Record, Task
+from agentrl_core.stores.sqlite_tool_rows import TOOL_CALLS
+from agentrl_core.types import Interaction, Outcome, Record, Task, ToolCall, ToolOutcome
 from agentrl_testing.stores import StoreSuite
 
 
@@ -130,6 +131,7 @@ def test_hot_queries_are_read_from_their_indexes(path, store):
         "groups_free": (sqlite_claims.FREE_EVALUATIONS, ("run",)),
         "steps_live": (sqlite_claims.STEPS, ("run",)),
         "interactions_by_record": ("SELECT id FROM interactions WHERE record_id = ? ORDER BY seq", ("record",)),
+        "tool_calls_by_record": (f"{TOOL_CALLS.select} WHERE record_id = ? ORDER BY seq", ("record",)),
         "records_by_start": ("SELECT id FROM records WHERE run_id = ? ORDER BY started_at, rowid", ("run",)),
     }
     for index, (query, values) in queries.items():
@@ -395,6 +397,30 @@ def test_a_file_of_version_2_is_upgraded_or_read_as_it_is(tmp_path):
         asyncio.run(store.close())
 
 
+def test_a_file_of_version_5_is_upgraded_or_read_as_it_is(path, store):
+    asyncio.run(store.add_interaction("run", call(0)))
+    asyncio.run(store.finish_record(attrs.evolve(RECORD, outcome=Outcome.FAILED)))
+    asyncio.run(store.close())
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE tool_calls")
+        db.execute("ALTER TABLE records DROP COLUMN marks")
+        db.execute("PRAGMA user_version = 5")
+    db.close()
+    for opened in (SQLiteStore.read, lambda path: SQLiteStore(path=path), SQLiteStore.read):
+        found = opened(path)
+        episode = asyncio.run(found.episode("record"))
+        assert (len(episode.interactions), episode.tool_calls, episode.record.marks) == (1, (), ())
+        (ended,) = asyncio.run(found.unsealed("run", limit=9))
+        assert (ended.num_calls, ended.tool_calls) == (1, ())
+        assert asyncio.run(found.unsealed("run", limit=9, late=True)) == []
+        asyncio.run(found.close())
+    found = SQLiteStore(path=path)
+    tool_call = ToolCall(id="t", record_id="record", seq=0, name="look", arguments={}, outcome=ToolOutcome.OK)
+    asyncio.run(found.add_tool_call("run", tool_call))
+    assert asyncio.run(found.episode("record")).tool_calls == (tool_call,)
+    asyncio.run(found.close())
+
+
 def test_a_file_of_version_1_is_read_without_being_changed(old_path):
     before = old_path.read_bytes()
     store = SQLiteStore.read(old_path)
@@ -645,7 +671,7 @@ from agentrl_core.api.claims import Admission
 from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunControl, RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Interaction, Record
+from agentrl_core.types import Interaction, Record, ToolCall, ToolOutcome
 
 def call(seq):
     return Interaction(
@@ -663,6 +689,11 @@ async def main():
 async def for_ever(store):
     for seq in itertools.count():
         await store.add_interaction("run", call(seq))
+        shown = ({"type": "text", "text": "x" * 5000},)
+        await store.add_tool_call("run", ToolCall(
+            id=f"tool-{seq}", record_id="record", seq=seq, name="look", arguments={}, shown=shown,
+            outcome=ToolOutcome.OK,
+        ))
         print(f"call-{seq}", flush=True)
 
 async def into_a_limit(store):
@@ -708,6 +739,9 @@ def test_what_a_killed_process_wrote_is_there(path):
     printed = printed if printed[-1] == f"call-{len(printed) - 1}" else printed[:-1]
     assert stored_ids(path)[: len(printed)] == printed
     store = SQLiteStore(path=path)
+    tool_calls = asyncio.run(store.episode("record")).tool_calls
+    assert [item.id for item in tool_calls][: len(printed)] == [f"tool-{seq}" for seq in range(len(printed))]
+    assert all(len(item.shown[0]["text"]) == 5000 for item in tool_calls)
     assert asyncio.run(store.void_after("run", 0)) == 0
     assert asyncio.run(store.records("run"))[0].outcome is Outcome.CANCELLED
     asyncio.run(store.close())

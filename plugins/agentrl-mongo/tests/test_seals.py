@@ -47,7 +47,8 @@ def check(open_store, run):
 
 def test_an_untouched_run_is_intact(run, check):
     found = check(run.head)
-    assert (found.findings, found.notes, found.num_records, found.num_calls) == ([], [], 6, 12)
+    assert (found.findings, found.notes) == ([], [])
+    assert (found.num_records, found.num_calls, found.num_tool_calls) == (6, 12, 6)
 
 
 CHANGES = {
@@ -55,6 +56,9 @@ CHANGES = {
     "a reply": ("interactions", {"seq": 1}, {"output.content": "Dine."}, "call [1] "),
     "tokens": ("arrays", {}, {"output_ids": b"\0" * 8}, "call ["),
     "tools": ("tools", {}, {"value": []}, "call ["),
+    "a tool's result": ("tool_calls", {}, {"shown.0.text": "A field."}, "tool call [0] "),
+    "a tool call's arguments": ("tool_calls", {}, {"arguments.field": "b4"}, "tool call [0] "),
+    "marks": ("records", {}, {"marks": []}, "record "),
     "a call's digest": ("interactions", {}, {"digest": "0" * 32}, "call ["),
     "a group": ("groups", {}, {"index": 77}, "record "),
     "a metric": ("steps", {"step": 2}, {"metrics.reward/mean": 1.0}, "step 2 (version 2)"),
@@ -74,7 +78,9 @@ def test_a_changed_value_is_named(run, check, raw, collection, wanted, fields, w
 
 
 @pytest.mark.parametrize("open_store", ["pymongo"], indirect=True)
-@pytest.mark.parametrize("collection", ["records", "interactions", "steps", "versions", "seals", "groups"])
+@pytest.mark.parametrize(
+    "collection", ["records", "interactions", "tool_calls", "steps", "versions", "seals", "groups"]
+)
 def test_a_removed_document_is_named(run, check, raw, collection):
     assert raw[collection].delete_one({}).deleted_count == 1
     assert any(finding.change == "removed" for finding in check().findings)

@@ -21,7 +21,7 @@ from agentrl_core.api.claims import Admission
 from agentrl_core.api.members import Member
 from agentrl_core.api.run_rows import RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
-from agentrl_core.types import Interaction, Outcome, Record, Task
+from agentrl_core.types import Interaction, Outcome, Record, Task, ToolCall, ToolOutcome
 from agentrl_mongo import groups, queries, schema
 from agentrl_mongo.store import MongoStore
 
@@ -130,6 +130,7 @@ QUERIES = {
     "scored records of groups": ("records", queries.records_of("r", ["g", "h"], "scored")),
     "running records": ("records", queries.running_records("r")),
     "interactions": ("interactions", queries.interactions(["a", "b"])),
+    "tool calls": ("tool_calls", queries.tool_calls(["a", "b"])),
     "arrays": ("arrays", queries.arrays(["a", "b"])),
     "sessions": ("sessions", queries.sessions("r")),
     "steps": ("steps", queries.steps("r")),
@@ -226,6 +227,36 @@ def test_a_run_of_an_earlier_layout_is_read_and_resumed(store, raw, url, databas
 
     asyncio.run(scenario())
     assert raw["meta"].find_one({})["version"] == schema.SCHEMA_VERSION
+
+
+def test_a_run_without_tool_calls_and_marks_is_read_and_resumed(store, raw, url, database, driver, announce):
+    """Layout 2 had neither."""
+    asyncio.run(announce(store))
+    raw["meta"].update_one({"_id": "schema"}, {"$set": {"version": 2}})
+    raw["records"].update_many({}, {"$unset": {"marks": ""}})
+    raw["tool_calls"].drop()
+    reader = MongoStore.read(url=url, database=database, driver=driver)
+    assert [record.marks for record in asyncio.run(reader.records(RUN.id))] == [()]
+    assert asyncio.run(reader.episode("record")).tool_calls == ()
+    asyncio.run(reader.close())
+    resumed = MongoStore(url=url, database=database, driver=driver)
+    asyncio.run(resumed.void_after(RUN.id, 0))
+    asyncio.run(resumed.close())
+    assert raw["meta"].find_one({})["version"] == schema.SCHEMA_VERSION
+    assert len(raw["tool_calls"].index_information()) == 3
+
+
+def test_a_tool_call_is_readable_in_compass(store, raw, announce):
+    asyncio.run(announce(store))
+    shown = ({"type": "text", "text": "4 è"},)
+    given = ToolCall(
+        id="tool-1", record_id="record", seq=0, name="add", arguments={"a": [1, 3]}, server="calculator", tool="add",
+        outcome=ToolOutcome.OK, shown=shown,
+    )  # fmt: skip
+    asyncio.run(store.add_tool_call(RUN.id, given))
+    kept = raw["tool_calls"].find_one({"name": "add", "arguments.a": 3})
+    assert (kept["outcome"], kept["shown"], kept["raw"]) == ("ok", [{"type": "text", "text": "4 è"}], None)
+    assert raw["arrays"].count_documents({}) == 0
 
 
 def test_a_newer_schema_and_a_foreign_database_are_refused(store, raw, url, database, driver, announce):

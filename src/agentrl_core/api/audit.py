@@ -12,16 +12,17 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import attrs
 import orjson
 
 from agentrl_core.api.run_rows import GroupRow, RunRow, SealRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
+from agentrl_core.types import Interaction
 
 if TYPE_CHECKING:
-    from agentrl_core.types import Interaction, Record, Sampling, Task
+    from agentrl_core.types import Record, Sampling, Task, ToolCall
 
 FORMAT: Final = 1
 """Number of the canonical forms below. A form that changes gets a new number, and readers keep the old one."""
@@ -30,6 +31,8 @@ _FACT_BYTES = 16
 """Length of a fact's digest. Nobody finds another fact with the same one (2^128 tries)."""
 _SEAL_BYTES = 32
 """Length of a seal's digest, which also withstands an author who prepares two seals with one digest (2^128 tries)."""
+
+_Call = TypeVar("_Call", "Interaction", "ToolCall")
 
 SealKind: TypeAlias = Literal["start", "resume", "records", "step", "end"]
 
@@ -65,9 +68,33 @@ def call_digest(interaction: Interaction) -> str:
     return _digest("call", b"".join((_from_http(facts, f"interaction {item.id}"), *arrays)))
 
 
-def digested(interaction: Interaction) -> Interaction:
-    """Return the LLM call with its digest."""
-    return attrs.evolve(interaction, digest=call_digest(interaction))
+def tool_call_digest(call: ToolCall) -> str:
+    """Return the digest of a tool call, of all fields but `digest` itself.
+
+    Raises `UnstorableError` for a value that no store can keep.
+    """
+    # A store may escape what UTF-8 cannot encode in fields that are plain text.
+    names = (call.id, call.record_id, call.call_id, call.name, call.server, call.tool, call.isolation, call.error)
+    facts = [
+        *([escaped(name) for name in names], call.seq),
+        *(call.arguments if isinstance(call.arguments, str) else dict(call.arguments),),
+        *(None if call.sent is None else dict(call.sent), call.outcome.value, call.attempts),
+        *([escaped(name) for name in call.middleware], float(call.started_at), float(call.finished_at)),
+    ]
+    what = f"tool call {call.id}"
+    contents = _from_http([call.raw, call.shown], what)
+    return _digest("tool", b"%d:%b" % (len(contents), contents) + _exact(facts, what))
+
+
+def digested(call: _Call) -> _Call:
+    """Return an LLM call or a tool call with its digest."""
+    digest = call_digest(call) if isinstance(call, Interaction) else tool_call_digest(call)
+    return attrs.evolve(call, digest=digest)
+
+
+def escaped(text: str) -> str:
+    """Escape the characters that UTF-8 cannot encode; names from a model and messages of errors may have any."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def record_digest(record: Record, group: GroupRow) -> str:
@@ -80,6 +107,9 @@ def record_digest(record: Record, group: GroupRow) -> str:
         "is_eval": bool(record.is_eval),
         **{name: _float(getattr(record, name)) for name in ("reward", "score", "started_at", "finished_at")},
     }
+    # Records without marks have the digest that earlier versions took.
+    if not record.marks:
+        del facts["marks"]
     place = [group.id, group.task_id, group.task_set, group.index, group.size, group.version, bool(group.is_eval)]
     return _digest("record", _exact([facts, place], f"record {record.id}"))
 
@@ -140,6 +170,10 @@ class Seal:
         factory=dict, validator=attrs.validators.deep_mapping(_text, attrs.validators.deep_iterable(_text))
     )
     """Record id -> digest of the record, then of each of its calls by `seq` (empty for a call without one)."""
+    tool_calls: Mapping[str, Sequence[str]] = attrs.field(
+        factory=dict, validator=attrs.validators.deep_mapping(_text, attrs.validators.deep_iterable(_text))
+    )
+    """Record id -> digest of each of its tool calls by `seq`, for those of `records` that have any."""
     steps: Sequence[tuple[int, int, str, bool]] = ()
     """Number, version, digest and `voided` of each step, in the order in which they were made."""
     voided_after: int | None = attrs.field(default=None, validator=attrs.validators.optional(_number))

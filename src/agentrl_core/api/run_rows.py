@@ -158,6 +158,13 @@ class EndedRecord:
     group: GroupRow
     calls: Sequence[str]
     """`Interaction.digest` of each LLM call, by `seq`."""
+    tool_calls: Sequence[str] = ()
+    """`ToolCall.digest` of each tool call, by `seq`."""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of LLM calls and tool calls, see `Store.add_seal`."""
+        return len(self.calls) + len(self.tool_calls)
 
 
 @attrs.frozen(kw_only=True)

@@ -106,8 +106,11 @@ class RunReader(Protocol):
         """Return the message sampled by each record's last LLM call by record id, for records that have a call."""
         ...
 
-    async def members(self, run_id: str) -> list[Member]:
-        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
+    async def members(self, run_id: str, *, live: bool = False) -> list[Member]:
+        """Return the members of a run in the order in which they joined.
+
+        With `live`, returns only the live ones, at a cost that does not grow with the number of former members.
+        """
         ...
 
     async def groups(self, run_id: str) -> list[GroupRow]:
@@ -334,12 +337,13 @@ class Store(RunReader, Protocol):
         """Announce that no more groups will come; `take_groups` wakes up and stops waiting for open groups."""
         ...
 
-    async def add_step(self, step: StepRow) -> None:
+    async def add_step(self, step: StepRow, *, member_id: str = "") -> None:
         """Record an optimizer step, and mark its groups as trained; `replace_groups` counts from 0 again.
 
         `groups` of the step names every group that was taken for it, including groups of which a filter left no
         sample. Raises `StoreError` if a step with its number is not voided, or if one of its groups has been trained
-        or set aside meanwhile.
+        or set aside meanwhile. With `member_id`, raises `MemberError`, and trains nothing, unless this member is live:
+        a trainer that was suspended may have a successor, which goes on from an earlier step with the same groups.
         """
         ...
 
@@ -368,13 +372,13 @@ class Store(RunReader, Protocol):
     async def unsealed(self, run_id: str, *, limit: int, late: bool = False) -> list[EndedRecord]:
         """Return up to `limit` records that have ended and that no seal names.
 
-        With `late`, return records instead that got another LLM call after the last seal that names them: a call may
-        still be under way when its record is cancelled. This reads the calls of all records.
+        With `late`, return records instead that got another LLM call or tool call after the last seal that names them:
+        a call may still be under way when its record is cancelled. This counts the calls of all records.
         """
         ...
 
     async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
-        """Append a link to the run's audit chain, which names `records`: id -> number of their sealed calls.
+        """Append a link to the run's audit chain, which names `records`: id -> `EndedRecord.num_calls`.
 
         Raises `StoreError` if the chain has a link of this number.
         """

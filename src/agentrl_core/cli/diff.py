@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
 
-from agentrl_core.cli.episode_text import printable
+from agentrl_core.cli.episode_text import content_text, printable
 from agentrl_core.cli.find_run import RunsOption, open_episode
 from agentrl_core.cli.output import print_json
 from agentrl_core.cli.trace_text import parted_lines, plain_decoder
@@ -17,7 +18,10 @@ from agentrl_core.data.comparison import shared_tokens, without_call_ids
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from agentrl_core.types import Episode, Interaction
+    from agentrl_core.types import Episode, Interaction, ToolCall
+
+_SHOWN = 80
+"""Characters that are shown of arguments and contents of tool calls."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +48,7 @@ class Comparison:
 
     parting: Parting | None
     differences: Sequence[str]
-    """One line for each other difference: settings of calls, then results of the records."""
+    """One line for each other difference: settings of calls, tool calls, then results of the records."""
 
 
 def diff(
@@ -56,12 +60,13 @@ def diff(
     runs: RunsOption = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two episodes: the first call and token in which they differ, sampling, outcome and rewards.
+    """Compare two episodes: the first call and token in which they differ, sampling, tool calls, outcome and rewards.
 
     Calls are paired in the order in which they began. Of each pair, prompt and output are compared token by token, or
     the messages of a call to another party's model, then sampling, tools, model, API, finish reason and policy
-    versions; of the records, task, outcome, reward, score and its parts, and rewards by call. The exit code is 1 if
-    any of these differs; ids and seeds do not count.
+    versions; of tool calls, up to the first one that is another call, server, outcome and contents; of the records,
+    task, outcome, reward, score and its parts, marks, and rewards by call. The exit code is 1 if any of these differs;
+    ids and seeds do not count.
     """
     first, folder = _episode(one, run, runs)
     second, _ = _episode(other, other_run or run, runs)
@@ -95,7 +100,8 @@ def compare(one: Episode, other: Episode) -> Comparison:
     # After the parting call the calls of a pair may be different turns, so their settings say nothing.
     alike = pairs if parting is None else pairs[: parting.call]
     settings = [line for number, pair in enumerate(alike, start=1) for line in _settings(number, *pair)]
-    return Comparison(parting=parting, differences=[*settings, *_results(one, other)])
+    differences = [*settings, *_tool_calls(one.tool_calls, other.tool_calls), *_results(one, other)]
+    return Comparison(parting=parting, differences=differences)
 
 
 def _in_order(episode: Episode) -> list[Interaction]:
@@ -131,9 +137,39 @@ def _settings(number: int, a: Interaction, b: Interaction) -> Iterator[str]:
             yield f"call {number}: {key}: {_value(getattr(a, key))} -> {_value(getattr(b, key))}"
 
 
+def _tool_calls(ones: Sequence[ToolCall], others: Sequence[ToolCall]) -> Iterator[str]:
+    """Yield the differences of tool calls, paired in the order of their start, up to one that is another call."""
+    for number, (a, b) in enumerate(zip(ones, others, strict=False), start=1):
+        if (a.name, a.arguments) != (b.name, b.arguments):
+            yield f"tool call {number}: {_asked(a)} -> {_asked(b)}"
+            return
+        for key in ("server", "tool", "sent", "isolation", "outcome", "error", "middleware"):
+            if getattr(a, key) != getattr(b, key):
+                yield f"tool call {number} ({a.name}): {key}: {_value(getattr(a, key))} -> {_value(getattr(b, key))}"
+        for key in ("shown", "raw"):
+            texts = content_text(list(getattr(a, key) or ())), content_text(list(getattr(b, key) or ()))
+            if texts[0] != texts[1]:
+                yield f"tool call {number} ({a.name}): {key}: {_parted(*texts)} -> {_parted(*reversed(texts))}"
+    if len(ones) != len(others):
+        first = (ones if len(ones) > len(others) else others)[min(len(ones), len(others))]
+        yield f"tool calls: {len(ones)} -> {len(others)}, the first that one lacks is {_asked(first)}"
+
+
+def _asked(call: ToolCall) -> str:
+    text = call.arguments if isinstance(call.arguments, str) else json.dumps(dict(call.arguments), ensure_ascii=False)
+    return f"{call.name}({text if len(text) <= _SHOWN else text[:_SHOWN] + '…'})"
+
+
+def _parted(text: str, other: str) -> str:
+    """Return a part of a text, from a little before the first character that differs from another text."""
+    start = max(0, shared_tokens(text, other) - _SHOWN // 4)
+    part = text[start : start + _SHOWN]
+    return repr("…" * (start > 0) + part + "…" * (start + _SHOWN < len(text)))
+
+
 def _results(one: Episode, other: Episode) -> Iterator[str]:
     a, b = one.record, other.record
-    for key in ("task_id", "task_set", "outcome", "reason", "reward", "score", "score_parts"):
+    for key in ("task_id", "task_set", "outcome", "reason", "reward", "score", "score_parts", "marks"):
         if getattr(a, key) != getattr(b, key):
             yield f"{key}: {_value(getattr(a, key))} -> {_value(getattr(b, key))}"
     rewards = [

@@ -1,4 +1,4 @@
-"""Text of one episode for `agentrl trace show`: a head with reward and scoring, then its LLM calls as a tree."""
+"""Text of one episode for `agentrl trace show`: a head with reward and scoring, then its calls as a tree."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import attrs
 
 from agentrl_core.api.compaction import COMPACTION, compaction_of
 from agentrl_core.chat.drift import drift_of
+from agentrl_core.data.tool_calls import by_asking_call
 from agentrl_core.weights.witness import verify
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.compaction import CompactionNote
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.types import Episode, Interaction, Message, Record, Task
+    from agentrl_core.types import Episode, Interaction, Message, Record, Task, ToolCall
     from agentrl_core.weights.witness import Fidelity
 
 _LABEL = 10  # width of the longest role, `assistant`, plus a space
 _SHOWN_ANSWER = 400
 """Longest scored answer in the head, in characters; the whole reply is shown below it."""
+_SHOWN_RESULT = 600
+"""Longest arguments, and longest content, of a tool call, in characters."""
 
 
 @attrs.frozen
@@ -32,12 +35,18 @@ class Line:
     heading: bool = False
 
 
-def episode_lines(episode: Episode, task: Task | None, chat: Chat | None = None) -> Iterator[Line]:
-    """Yield the lines of an episode: a head, then each call after the call that it continues.
+def episode_lines(
+    episode: Episode, task: Task | None, chat: Chat | None = None, *, full: bool = False
+) -> Iterator[Line]:
+    """Yield the lines of an episode: a head, then each LLM call after the call that it continues, with its tool calls.
 
-    Given the policy's `chat`, each call also shows where its prompt differs from what the template would render.
+    Given the policy's `chat`, each LLM call also shows where its prompt differs from what the template would render.
+    Long contents of tool calls are shortened unless `full`.
     """
     yield from _head(episode, task)
+    tool_calls = by_asking_call(episode)
+    for call in tool_calls.get(None, ()):
+        yield from _tool_call(call, "", full=full)
     children: dict[str | None, list[Interaction]] = {}
     for item in episode.interactions:
         children.setdefault(item.parent, []).append(item)
@@ -51,6 +60,8 @@ def episode_lines(episode: Episode, task: Task | None, chat: Chat | None = None)
         yield from _call(item, episode, by_id, "    " * depth)
         if chat is not None and item.prompt_ids and (drift := drift_of(chat, episode, item)):
             yield from _labelled("drift", str(drift), "    " * (depth + 1))
+        for call in tool_calls.get(item.id, ()):
+            yield from _tool_call(call, "    " * (depth + 1), full=full)
         following = children.get(item.id, [])
         pending += [(child, depth + (len(following) > 1)) for child in reversed(following)]
 
@@ -62,6 +73,8 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
     yield Line(f"record {record.id}: {record.outcome.value}{reason}, {reward}", heading=True)
     if record.detail:
         yield from _labelled("why", record.detail, "  ")
+    if record.marks:
+        yield from _labelled("marks", ", ".join(record.marks), "  ")
     place = f"{record.run_id}, task {record.task_id}, group {record.group_id}, sample {record.sample_index}"
     place += f", try {record.attempt + 1}" * bool(record.attempt) + ", evaluation" * record.is_eval
     yield from _labelled("run", place, "  ")
@@ -75,9 +88,10 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
     prompt = sum(len(item.prompt_ids) for item in episode.interactions)
     output = sum(len(item.output_ids) for item in episode.interactions)
     seconds = f", {record.finished_at - record.started_at:.2f} s" if record.finished_at else ""
-    yield from _labelled(
-        "tokens", f"{len(episode.interactions)} calls, {prompt} new prompt tokens, {output} sampled{seconds}", "  "
-    )
+    calls = f"{len(episode.interactions)} calls"
+    if episode.tool_calls:
+        calls += f", {len(episode.tool_calls)} tool calls"
+    yield from _labelled("tokens", f"{calls}, {prompt} new prompt tokens, {output} sampled{seconds}", "  ")
     fidelity = verify(episode)
     if fidelity.trained:
         yield from _labelled("fidelity", fidelity_text(fidelity), "  ")
@@ -162,6 +176,38 @@ def _call(item: Interaction, episode: Episode, by_id: Mapping[str, Interaction],
         yield from _labelled("tools", ", ".join(_tool_name(tool) for tool in item.tools), indent)
     for message in (*item.messages, item.output):
         yield from _message(message, indent)
+
+
+def _tool_call(call: ToolCall, indent: str, *, full: bool) -> Iterator[Line]:
+    """Yield one tool call: a heading with its outcome, then what was sent, the error, and the contents."""
+
+    def cut(text: str) -> str:
+        left = len(text) - _SHOWN_RESULT
+        return text if full or left <= 0 else f"{text[:_SHOWN_RESULT]}… ({left} more characters, see --full)"
+
+    facts = [
+        call.outcome.value,
+        f"{call.finished_at - call.started_at:.2f} s",
+        *([f"server {call.server}"] if call.server else []),
+        *([call.isolation] if call.isolation else []),
+        *([f"{call.attempts} attempts"] if call.attempts > 1 else []),
+        *([f"changed by {', '.join(call.middleware)}"] if call.middleware else []),
+    ]
+    yield Line(printable(f"{indent}tool [{call.seq}] {call.name}  {', '.join(facts)}"), heading=True)
+    indent += "    "
+    yield from _labelled("arguments", cut(_json_text(call.arguments)), indent)
+    if call.sent is not None or call.tool not in ("", call.name):
+        sent = call.arguments if call.sent is None else call.sent
+        yield from _labelled("sent", cut(f"{call.tool}({_json_text(sent)})"), indent)
+    if call.error:
+        yield from _labelled("error", call.error, indent)
+    yield from _labelled("shown", cut(content_text(list(call.shown))), indent)
+    if call.raw is not None:
+        yield from _labelled("raw", cut(content_text(list(call.raw))), indent)
+
+
+def _json_text(arguments: Mapping[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(dict(arguments), ensure_ascii=False)
 
 
 def _compaction_text(note: CompactionNote) -> str:

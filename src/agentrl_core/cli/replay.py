@@ -38,13 +38,14 @@ def replay(
     seed: Annotated[int | None, typer.Option(help="With --from: draw other tokens than the episode's seeds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run an episode's workflow again with the recorded outputs instead of a model; tools and scorer are real.
+    """Run an episode's workflow again with its recorded outputs instead of a model, and its recorded tool results.
 
-    Prints the first prompt that differs, or that calls, outcome and reward are the same. The exit code is 1 if anything
-    differs.
+    The agent and its own tools are real, and so is the scorer; no tool server of the config is started. Prints the
+    first prompt or tool call that differs, or that calls, outcome and reward are the same. The exit code is 1 if
+    anything differs.
 
-    With --from, only the calls before TURN are repeated. The run's newest checkpoint samples the others, and other
-    models that the agent calls are asked anew. The new episode is printed, and not stored.
+    With --from, only the LLM calls before TURN are repeated. The run's newest checkpoint samples the others; tool
+    servers and other models that the agent calls are asked anew. The new episode is printed, and not stored.
     """
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.replay import replay as run_again
@@ -104,6 +105,8 @@ def _reward(record: Record) -> str:
 
 def _lines(report: ReplayReport, decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
     calls = f"{report.calls} call{'' if report.calls == 1 else 's'}"
+    if report.tool_calls:
+        calls += f", {report.tool_calls} tool call{'' if report.tool_calls == 1 else 's'}"
     if report.identical:
         outcome = f"{report.record.outcome.value}, {_reward(report.record)}"
         yield f"record {report.record.id}: identical: {calls}, {outcome} as recorded"

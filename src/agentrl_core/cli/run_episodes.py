@@ -81,7 +81,7 @@ def requeue(
 async def _cancelled(store: Store, row: RunRow, record: Record, wait_s: float) -> None:
     """End a running record: by the member that has its group, or in the store if no process runs it any more."""
     group = next((group for group in await store.groups(row.id) if group.id == record.group_id), None)
-    live = {member.id: member for member in await store.members(row.id) if member.state == "live"}
+    live = {member.id: member for member in await store.members(row.id, live=True)}
     owner = live.get(group.member_id) if group is not None else None
     if owner is None or is_gone(owner):
         await store.finish_record(

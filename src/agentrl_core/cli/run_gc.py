@@ -83,7 +83,7 @@ def _of_run(place: RunPlace, keep: int, held: ExitStack, *, skip: bool) -> list[
     try:
         with open_run(place) as (store, row):
             status = status_of(place, store, row)
-            live = any(member.state == "live" and not is_gone(member) for member in asyncio.run(store.members(row.id)))
+            live = not all(map(is_gone, asyncio.run(store.members(row.id, live=True))))
             if row.status == "running" and (live or status != "killed"):
                 raise UsageError(f"run {row.id} is {status}; only ended runs are tidied up")
             steps = asyncio.run(store.steps(row.id))

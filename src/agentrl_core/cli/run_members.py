@@ -6,10 +6,10 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from agentrl_core.run.membership import Watch, has_ended
+from agentrl_core.run.membership import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from agentrl_core.api.members import Member
     from agentrl_core.api.stores import Store
@@ -20,7 +20,7 @@ RECHECK_S = 0.5
 
 def is_gone(member: Member) -> bool:
     """Return whether a live member's process has ended on this host; nothing tells about those of other hosts."""
-    return member.state == "live" and member.host == socket.gethostname() and has_ended(member.pid)
+    return member.state == "live" and member.seems_gone
 
 
 async def wait_until_left(
@@ -33,7 +33,7 @@ async def wait_until_left(
     watch, seen, end = Watch(store, run_id, clock=clock), 0, clock() + wait_s
     while True:
         await watch.look(RECHECK_S)
-        live = [member for member in _live(await store.members(run_id)) if not is_gone(member)]
+        live = [member for member in await store.members(run_id, live=True) if not is_gone(member)]
         left = end - clock()
         if not live or left <= 0:
             return live
@@ -49,7 +49,7 @@ async def confirmed_live(
     members that the store calls live are returned. `notice` gets a line before that wait. Those that stay silent are
     declared lost.
     """
-    members = [member for member in _live(await store.members(run_id)) if not is_gone(member)]
+    members = [member for member in await store.members(run_id, live=True) if not is_gone(member)]
     if not members or any(member.host == socket.gethostname() for member in members):
         return members
     lease_s = max(member.lease_s for member in members)
@@ -58,7 +58,7 @@ async def confirmed_live(
     await watch.look(RECHECK_S)
     notice(f"waiting up to {lease_s:g} s for a heartbeat of {names}")
     while True:
-        found = _live(await store.members(run_id))
+        found = await store.members(run_id, live=True)
         alive = [member for member in found if watch.has_beaten(member)]
         left = end - clock()
         if alive or left <= 0:
@@ -73,7 +73,3 @@ def how_to_end(members: Sequence[Member]) -> str:
         f"kill {member.pid}" + ("" if member.host == socket.gethostname() else f" (on {member.host})")
         for member in members
     )
-
-
-def _live(members: Iterable[Member]) -> list[Member]:
-    return [member for member in members if member.state == "live"]

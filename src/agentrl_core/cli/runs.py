@@ -12,6 +12,7 @@ import typer
 
 from agentrl_core.api.stores import IDENTITY, ORIGIN
 from agentrl_core.cli import run_control, run_episodes, run_fork, run_gc, run_logs
+from agentrl_core.cli.episode_text import printable
 from agentrl_core.cli.find_run import RunArgument, RunsOption, find_run, open_run, places_of
 from agentrl_core.cli.output import JsonSwitch, print_json, print_table, size_text
 from agentrl_core.cli.run_facts import (
@@ -55,7 +56,7 @@ def list_(*, runs: RunsOption = Path("runs"), as_json: JsonSwitch = False) -> No
 
 @app.command()
 def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwitch = False) -> None:
-    """Show one run: status, members, groups, limits, records by outcome, checkpoint, disk use, components, steps."""
+    """Show one run: status, members, groups, limits, outcomes and marks, checkpoint, disk use, components, steps."""
     place = find_run(run, runs)
     with open_run(place) as (store, row):
         steps = asyncio.run(store.steps(row.id))
@@ -74,9 +75,10 @@ def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwit
             "disk_bytes": disk_use(place.directory),
         }
     outcomes = dict(Counter(map(outcome_name, records)).most_common())
+    marks = dict(Counter(mark for record in records for mark in record.marks).most_common())
     if as_json:
-        details = {"outcomes": outcomes, "components": row.components, "config": row.config, "all_steps": steps}
-        print_json(facts | details)
+        details = {"components": row.components, "config": row.config, "all_steps": steps}
+        print_json(facts | {"outcomes": outcomes, "marks": marks} | details)
         return
     typer.echo(f"run {row.id}: {facts['status']}" + (f" ({row.error})" if row.error else ""))
     lines: list[tuple[str, str]] = [
@@ -87,6 +89,7 @@ def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwit
         ("began from", facts["origin"]),
         ("last loss" if _is_supervised(facts) else "reward", f"{_number(_outcome(facts))} in the last step"),
         ("records", _counts(outcomes) or "none"),
+        ("marks", printable(_counts(marks))),
         ("groups", _counts(facts["groups"]["states"])),
         ("sealed", f"head {head}" if head else ""),
         ("limits", ", ".join(f"{path}={value:g}" for path, value in sorted(control.limits.items()))),

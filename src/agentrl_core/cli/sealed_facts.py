@@ -24,6 +24,8 @@ class SealedFacts:
     config: str = ""
     tasks: dict[tuple[str, str], str] = attrs.field(factory=dict)
     records: dict[str, Sequence[str]] = attrs.field(factory=dict)
+    tool_calls: dict[str, Sequence[str]] = attrs.field(factory=dict)
+    """Record id -> digests of its tool calls."""
     seal_of: dict[str, int] = attrs.field(factory=dict)
     """Record id -> number of the seal that names it last."""
     steps: dict[tuple[int, int], tuple[str, bool]] = attrs.field(factory=dict)
@@ -49,6 +51,7 @@ class SealedFacts:
         self.run, self.config = self.run or seal.run, seal.config or self.config
         self.tasks |= {(name, task): digest for name, tasks in seal.tasks.items() for task, digest in tasks.items()}
         self.records |= seal.records
+        self.tool_calls |= {name: seal.tool_calls.get(name, ()) for name in seal.records}
         self.seal_of |= dict.fromkeys(seal.records, seal.number)
         self.steps |= {(step, version): (digest, voided) for step, version, digest, voided in seal.steps}
         if (last := seal.voided_after) is not None:

@@ -68,6 +68,7 @@ def list_(
     runs: RunsOption = Path("runs"),
     task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
     outcome: Annotated[Outcome | None, typer.Option(help="Only episodes with this outcome.")] = None,
+    mark: Annotated[str | None, typer.Option(metavar="WORD", help="Only episodes with this mark.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only episodes with at most this reward.")] = None,
     sort: Annotated[Order | None, typer.Option(help="Sort key, ascending; with a minus, descending.")] = None,
@@ -85,6 +86,7 @@ def list_(
         usage = asyncio.run(store.usage(row.id))
         replies = {} if as_json else asyncio.run(store.last_outputs(row.id))
     records = [record for record in records if outcome in (None, record.outcome)]
+    records = [record for record in records if mark is None or mark in record.marks]
     records = [record for record in records if _within(record.reward, min_reward, max_reward)]
     none = RecordUsage(calls=0, prompt_tokens=0, output_tokens=0)
     if sort is None:
@@ -112,6 +114,7 @@ def show(
     *,
     run: Annotated[str | None, typer.Option(help=_RUN_HELP)] = None,
     runs: RunsOption = Path("runs"),
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten arguments and results of tool calls.")] = False,
     as_json: _Json = False,
 ) -> None:
     """Show one episode with all turns: messages, tool calls, rewards, tokens, policy versions.
@@ -122,9 +125,10 @@ def show(
         episode, task = found.episode, found.task()
         folder = found.place.model_directory(found.row)
     if as_json:
-        print_json({"record": episode.record, "task": task, "interactions": episode.interactions})
+        calls = {"interactions": episode.interactions, "tool_calls": episode.tool_calls}
+        print_json({"record": episode.record, "task": task, **calls})
         return
-    for line in episode_lines(episode, task, _chat(folder)):
+    for line in episode_lines(episode, task, _chat(folder), full=full):
         typer.secho(line.text, bold=line.heading)
 
 
@@ -183,7 +187,9 @@ def _row(record: Record, usage: RecordUsage) -> tuple[str, ...]:
         record.id,
         record.task_id,
         f"{sample} {_kind(record)}" if record.is_eval else sample,
-        record.outcome.value + (f" ({record.reason})" if record.reason else ""),
+        record.outcome.value
+        + (f" ({record.reason})" if record.reason else "")
+        + (printable(f" [{', '.join(record.marks)}]") if record.marks else ""),
         "-" if record.reward is None else f"{record.reward:.3f}",
         str(usage.calls),
         str(usage.prompt_tokens),

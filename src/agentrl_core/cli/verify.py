@@ -30,9 +30,9 @@ def verify(
 ) -> None:
     """Check that a run is as it was sealed, and every trained token exactly the one that the engine sampled.
 
-    Compares records, LLM calls, tasks, steps, versions, checkpoints and published weights with the run's audit chain,
-    and names all that was changed, removed or added. The exit code is 1 if anything was. Without --head, a change by
-    someone who could write the whole chain anew is not found.
+    Compares records, LLM calls, tool calls, tasks, steps, versions, checkpoints and published weights with the run's
+    audit chain, and names all that was changed, removed or added. The exit code is 1 if anything was. Without --head, a
+    change by someone who could write the whole chain anew is not found.
     """
     from agentrl_core.run.directory import RunDirectory
 
@@ -51,7 +51,8 @@ def verify(
 def _json(found: Verification) -> dict[str, object]:
     deviations = {name: item.deviation for name, item in found.deviations.items()}
     tokens = attrs.asdict(found.fidelity, recurse=False) | {"share": found.fidelity.share, "deviations": deviations}
-    chain = {name: getattr(found, name) for name in ("intact", "head", "num_seals", "num_records", "num_calls")}
+    names = ("intact", "head", "num_seals", "num_records", "num_calls", "num_tool_calls")
+    chain = {name: getattr(found, name) for name in names}
     return tokens | {"run": found.run, **chain, "findings": found.findings, "notes": found.notes}
 
 
@@ -68,7 +69,8 @@ def _lines(found: Verification) -> Iterator[str]:
     yield f"run {found.run}, {found.num_episodes} records: {fidelity_text(summary)}"
     if found.head:
         verdict = "as sealed" if found.intact else "NOT as sealed"
-        yield (
-            f"{verdict}: {found.num_records} records with {found.num_calls} LLM calls are as in {found.num_seals} seals"
-        )
+        calls = f"{found.num_calls} LLM calls"
+        if found.num_tool_calls:
+            calls += f" and {found.num_tool_calls} tool calls"
+        yield f"{verdict}: {found.num_records} records with {calls} are as in {found.num_seals} seals"
         yield f"head {found.head}"

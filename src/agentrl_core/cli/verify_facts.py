@@ -21,11 +21,12 @@ from agentrl_core.api.audit import (
     seal_digest,
     step_digest,
     task_digest,
+    tool_call_digest,
     version_digest,
 )
 from agentrl_core.cli.sealed_facts import SealedFacts
 from agentrl_core.errors import AgentRLError, StoreError, UnstorableError
-from agentrl_core.types import Outcome
+from agentrl_core.types import Interaction, Outcome
 from agentrl_core.weights.manifest import read_manifest
 from agentrl_core.weights.witness import NOTHING, Fidelity, verify
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.stores import GroupRow, RunReader, RunRow, SealRow
     from agentrl_core.run.directory import RunDirectory
-    from agentrl_core.types import Episode, Interaction, Record
+    from agentrl_core.types import Episode, Record, ToolCall
 
 _T = TypeVar("_T")
 _NAMED = 20
@@ -70,6 +71,8 @@ class Verification:
     """Records that are exactly as they were sealed."""
     num_calls: int = 0
     """LLM calls that are exactly as they were sealed."""
+    num_tool_calls: int = 0
+    """Tool calls that are exactly as they were sealed."""
     findings: list[Finding] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
     fidelity: Fidelity = NOTHING
@@ -296,9 +299,7 @@ class Verifier:
                 unsealed.append(episode.record)
         self._unsealed_records(unsealed)
         if self._undigested:
-            self.result.notes.append(
-                f"{self._undigested} LLM calls were stored without a digest, by an earlier version"
-            )
+            self.result.notes.append(f"{self._undigested} calls were stored without a digest, by an earlier version")
 
     def _unsealed_records(self, records: Iterable[Record]) -> None:
         running: list[str] = []
@@ -318,29 +319,34 @@ class Verifier:
             self._find("removed", f"group {episode.record.group_id} of {name}")
         elif record_digest(episode.record, group) != own:
             self._find("changed", name, "its outcome, reward or other fields, or its group's place in the run")
-        self._calls(episode, calls)
-        self._undigested += calls.count("")
+        tool_calls = list(self._sealed.tool_calls[episode.record.id])
+        self._calls("call", episode, episode.interactions, calls)
+        self._calls("tool call", episode, episode.tool_calls, tool_calls)
+        self._undigested += calls.count("") + tool_calls.count("")
         if len(self.result.findings) == before:
             self.result.num_records += 1
             self.result.num_calls += len(calls) - calls.count("")
+            self.result.num_tool_calls += len(tool_calls) - tool_calls.count("")
 
-    def _calls(self, episode: Episode, sealed: Sequence[str]) -> None:
-        """Compare the calls of a record with their sealed digests, which have a call's place in the record in them."""
-        what = {item.seq: f"call [{item.seq}] {item.id} of record {episode.record.id}" for item in episode.interactions}
-        now = {item.seq: _digest_now(item) for item in episode.interactions}
+    def _calls(
+        self, kind: str, episode: Episode, calls: Sequence[Interaction | ToolCall], sealed: Sequence[str]
+    ) -> None:
+        """Compare calls of a record with their sealed digests, which have a call's place in the record in them."""
+        what = {item.seq: f"{kind} [{item.seq}] {item.id} of record {episode.record.id}" for item in calls}
+        now = {item.seq: _digest_now(item) for item in calls}
         gone = {number for number, digest in enumerate(sealed) if digest and digest not in now.values()}
-        for item in episode.interactions:
+        for item in calls:
             digest = now[item.seq]
             if digest in sealed:
                 if item.digest != digest:
                     self._find("changed", what[item.seq], "its stored digest")
             elif item.seq in gone:
                 gone.remove(item.seq)
-                self._find("changed", what[item.seq], "its tokens, logprobs, messages or other fields")
+                self._find("changed", what[item.seq], _FIELDS[kind])
             elif item.seq >= len(sealed) or sealed[item.seq]:
                 self._late(what[item.seq], episode.record)
         for number in sorted(gone):
-            self._find("removed", f"call [{number}] of record {episode.record.id}")
+            self._find("removed", f"{kind} [{number}] of record {episode.record.id}")
 
     def _late(self, call: str, record: Record) -> None:
         """Name a call that the seal of its record lacks: a call may be under way when its record is cancelled."""
@@ -350,9 +356,15 @@ class Verifier:
             self.result.notes.append(f"not sealed: {call}")
 
 
-def _digest_now(item: Interaction) -> str:
+_FIELDS = {
+    "call": "its tokens, logprobs, messages or other fields",
+    "tool call": "its name, arguments, contents or other fields",
+}
+
+
+def _digest_now(item: Interaction | ToolCall) -> str:
     try:
-        return call_digest(item)
+        return call_digest(item) if isinstance(item, Interaction) else tool_call_digest(item)
     except UnstorableError:  # a value that the store cannot have been given
         return ""
 

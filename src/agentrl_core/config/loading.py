@@ -139,8 +139,10 @@ def _from_working_directory(assignment: Assignment) -> Assignment:
 
     Otherwise it stays relative to the config file, like paths in that file.
     """
-    value = assignment.node.value
-    if isinstance(value, str) and assignment.path[:2] in _FILES and Path(value).expanduser().exists():
+    value, path = assignment.node.value, assignment.path
+    # Of a data set, only `use` may be a file, and no other option. `data.eval.NAME` is another set.
+    is_source = len(path) == 2 or path[-1] == "use" or (path[:2] == ("data", "eval") and len(path) == 3)  # noqa: PLR2004
+    if isinstance(value, str) and path[:2] in _FILES and is_source and Path(value).expanduser().exists():
         return attrs.evolve(assignment, node=Node(str(Path(value).expanduser().resolve()), assignment.node.place))
     return assignment
 

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+def shared_tokens(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many tokens, or characters, two sequences have in common at their beginning."""
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.audit import digested
 from agentrl_core.api.scoring import Answer
 from agentrl_core.api.tools import ToolEpisode
 from agentrl_core.config.live import with_limits
@@ -233,8 +234,7 @@ class Runner:
         return attrs.evolve(ended, detail=ended.detail + refusal)
 
     async def _keep_call(self, call: ToolCall) -> None:
-        if hasattr(self._store, "add_tool_call"):
-            await self._store.add_tool_call(self._run_id, call)
+        await self._store.add_tool_call(self._run_id, digested(call))
 
     def _open_episode(
         self, task: Task, record: Record, session: EpisodeSession, tools: OpenTools | None, marks: Marks

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RECORDS_PER_SEAL = 2000
-"""Most records in one seal, so that it stays far below the 16 MB that a document of MongoDB may have."""
+_RECORDS_PER_SEAL = 500
+"""Most records in one seal, so that it stays below the 16 MB that a document of MongoDB may have: 800 calls each."""
 _BEING_SAMPLED = ("reserved", "open")
 """States of a group that has not ended."""
 
@@ -184,11 +184,12 @@ class AuditTrail:
             kind=kind,
             sealed_at=time.time(),
             records={item.record.id: [record_digest(item.record, item.group), *item.calls] for item in ended},
+            tool_calls={item.record.id: list(item.tool_calls) for item in ended if item.tool_calls},
             tasks=tasks,
             **facts,
         )
         row = seal.row()
-        await self._store.add_seal(row, records={item.record.id: len(item.calls) for item in ended})
+        await self._store.add_seal(row, records={item.record.id: item.num_calls for item in ended})
         self._number, self.head = seal.number + 1, row.digest
         self._tasks.update((name, task) for name, digests in tasks.items() for task in digests)
 

@@ -61,9 +61,11 @@ class TrainingLoop:
         events: RunEvents,
         interruption: Interruption,
         *,
+        member_id: str,
         started_at: float,
         directions: Directions | None = None,
     ) -> None:
+        self._member_id = member_id
         self._interruption, self._directions = interruption, directions or Directions()
         self._components, self._config = components, components.config
         self._directory, self._events, self._started_at = directory, events, started_at
@@ -196,7 +198,7 @@ class TrainingLoop:
             records=[episode.record.id for group in signal.groups for episode in group.episodes],
             metrics=metrics,
         )
-        asyncio.run(self._store.add_step(row))
+        asyncio.run(self._store.add_step(row, member_id=self._member_id))
         self._watch.step(self._step, metrics, counts.answers)
         self._checkpoints.after_step(
             self._step, self._version, self._directions.limited("trainer", self._config.trainer)

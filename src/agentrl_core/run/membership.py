@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from agentrl_core.api.members import Member, Role
-    from agentrl_core.api.stores import RunControl, RunReader, Store
+    from agentrl_core.api.stores import RunControl, Store
 
 T = TypeVar("T")
 
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 _BEATS_PER_LEASE = 4
 _LONGEST_TICK_S = 2.0
 """Seconds within which a pause, a stop or a new limit is noticed."""
+
+_ENDED_PROCESSES_S = 0.5
+"""Seconds between two looks at the processes of this machine, which cost no call of the store."""
 
 _END_S = 5.0
 """Longest wait for the thread at the end."""
@@ -75,7 +78,7 @@ class Membership:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopping = asyncio.Event()
-        self._serving: asyncio.Task[None] | None = None
+        self._serving: Sequence[asyncio.Task[None]] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -174,28 +177,29 @@ class Membership:
             await self._enter(member)
             _own.add(member.id)
         self._beaten_at = self._clock()
-        self._serving = asyncio.create_task(self._serve())
+        self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._bury())]
 
     async def _enter(self, member: Member) -> None:
-        """Join as one member; as a trainer, in the place of one whose heart does not beat any more."""
+        """Join as one member; as a trainer, in the place of one that has ended or does not beat any more."""
         watch, tick_s = Watch(self._store, self._run_id, clock=self._clock), self._beat_s
         while True:
             try:
                 return await self._store.join(member)
             except MemberError:
-                rivals = [item for item in await self._store.members(self._run_id) if _is_live(item, "train")]
+                rivals = [item for item in await self._store.members(self._run_id, live=True) if item.role == "train"]
                 if member.role != "train" or any(watch.has_beaten(rival) for rival in rivals):
                     raise
                 new = [rival for rival in rivals if not watch.knows(rival)]
-            await watch.look(tick_s)
+            if await watch.look(tick_s):
+                continue
             for rival in new:
                 self._notice(f"waiting up to {rival.lease_s:g} s to see whether {rival.name} still lives")
             await asyncio.sleep(tick_s)
 
     async def _leave(self) -> None:
         self._stopping.set()
-        if self._serving is not None:
-            await asyncio.wait({self._serving})
+        if self._serving:
+            await asyncio.wait(self._serving)
         for member in self.members:
             if member.id in _own:
                 await self._store.leave(member.id)
@@ -211,8 +215,7 @@ class Membership:
                     if self._clock() >= next_beat:
                         next_beat = self._clock() + self._beat_s
                         await self._beat()
-                        for lost in await self._watch.look(self._beat_s, but=_own):
-                            self._notice(f"{lost.name} is lost: no heartbeat for {lost.lease_s:g} s; others take over")
+                        self._tell_of(await self._watch.look(self._beat_s, but=_own))
             except (StoreError, TimeoutError) as error:
                 logger.warning("no heartbeat reached the store: %s", error or "it did not answer")
                 next_beat = self._clock()
@@ -223,6 +226,20 @@ class Membership:
                 self._lose(f"the heartbeats stopped: {type(error).__name__}: {error}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), tick_s)
+
+    async def _bury(self) -> None:
+        """Declare members lost whose process on this machine has ended, without waiting for their lease."""
+        while not self._stopping.is_set() and self._error is None:
+            if self._watch.sees_ended:
+                with contextlib.suppress(StoreError, TimeoutError):  # `_serve` tells of a store that is away
+                    async with asyncio.timeout(self._lease_s):
+                        self._tell_of(await self._watch.bury())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _ENDED_PROCESSES_S)
+
+    def _tell_of(self, lost: Iterable[Member]) -> None:
+        for member in lost:
+            self._notice(f"{member.name} is lost: {_why_lost(member)}; others take over")
 
     async def _beat(self) -> None:
         for member in self.members:
@@ -277,12 +294,13 @@ class Watch:
     """Watch over the members of a run; declares those lost whose heartbeats stay the same for their lease.
 
     Only the time between two looks counts, and not more of it than planned: a watcher that was suspended itself has
-    not seen that the others were silent.
+    not seen that the others were silent. A member of this machine whose process has ended is declared lost at once.
     """
 
     def __init__(self, store: Store, run_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._run_id, self._clock = store, run_id, clock
         self._seen: dict[str, _Seen] = {}
+        self._live: Sequence[Member] = ()
         self._looked_at: float | None = None
 
     def knows(self, member: Member) -> bool:
@@ -294,6 +312,23 @@ class Watch:
         seen = self._seen.get(member.id)
         return seen is not None and (seen.beaten or member.beats != seen.beats)
 
+    @property
+    def sees_ended(self) -> bool:
+        """Whether the process of a member that was live at the last look has ended; asks this machine alone."""
+        return any(member.has_ended for member in self._live)
+
+    async def bury(self) -> list[Member]:
+        """Declare those lost whose process has ended, and return those that this call has declared lost."""
+        ended = [member for member in self._live if member.has_ended]
+        names = {member.id for member in ended}
+        # With their last heartbeats, which may have come after the last look.
+        last = [member for member in await self._store.members(self._run_id, live=True) if member.id in names]
+        lost = [member for member in last if await self._store.declare_lost(member.id, beats=member.beats)]
+        self._live = [member for member in self._live if member.id not in names]
+        for member in lost:
+            logger.warning("%s is lost: its process has ended", member.name)
+        return lost
+
     async def look(self, every_s: float, *, but: Iterable[str] = ()) -> list[Member]:
         """Look at all members except `but`, and return those that this call has declared lost.
 
@@ -302,11 +337,10 @@ class Watch:
         now = self._clock()
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2 * every_s)
         self._looked_at = now
-        lost = []
-        for member in await self._store.members(self._run_id):
-            if member.state != "live" or member.id in but:
-                self._seen.pop(member.id, None)
-                continue
+        self._live = [member for member in await self._store.members(self._run_id, live=True) if member.id not in but]
+        lost = await self.bury() if self.sees_ended else []
+        self._seen = {member.id: self._seen[member.id] for member in self._live if member.id in self._seen}
+        for member in self._live:
             seen = self._seen.get(member.id)
             if seen is None:
                 self._seen[member.id] = _Seen(member.beats)
@@ -327,33 +361,17 @@ async def declare_gone(store: Store, run_id: str) -> list[Member]:
     Needs no lease: the operating system knows. A process that holds the run's folder calls it before it resumes the
     run, and so declares all earlier trainers on this machine lost, even if another process has their number by now.
     """
-    gone = [item for item in await _live(store, run_id) if item.host == socket.gethostname() and _is_gone(item)]
+    here = [item for item in await store.members(run_id, live=True) if item.host == socket.gethostname()]
+    gone = [item for item in here if _is_gone(item)]
     return [item for item in gone if await store.declare_lost(item.id, beats=item.beats)]
-
-
-async def _live(store: RunReader, run_id: str) -> list[Member]:
-    return [member for member in await store.members(run_id) if member.state == "live"]
-
-
-def _is_live(member: Member, role: str) -> bool:
-    return member.state == "live" and member.role == role
 
 
 def _is_gone(member: Member) -> bool:
     if member.id in _own:
         return False
     # An earlier process had the same number, as all first processes of containers have.
-    if member.role == "train" or member.pid == os.getpid():
-        return True
-    return has_ended(member.pid)
+    return member.role == "train" or member.pid == os.getpid() or member.seems_gone
 
 
-def has_ended(pid: int) -> bool:
-    """Return whether there is no process of this number on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # of another user, so it lives
-        return False
-    return False
+def _why_lost(member: Member) -> str:
+    return "its process has ended" if member.has_ended else f"no heartbeat for {member.lease_s:g} s"

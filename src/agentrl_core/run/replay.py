@@ -1,7 +1,8 @@
 """Run the workflow of a stored episode again, with its recorded outputs instead of a model, and compare.
 
-Everything else is real: the agent, its tools, the gateway with its parsers, and the scorer. So a replay shows whether
-an episode follows from its task and its sampled tokens alone.
+The tools of the config give their recorded results, and no tool server is started. Everything else is real: the agent
+with tools of its own, the gateway with its parsers, and the scorer. So a replay shows whether an episode follows from
+its task, its sampled tokens and its tool calls alone.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from agentrl_core.run.stores import scratch_store
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.run.upstream_replay import UpstreamReplay
 from agentrl_core.run.versions import step_of_version
+from agentrl_core.tools.recorded import RecordedToolbox, described_call
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import StepRow, Store
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
+    from agentrl_core.tools.toolbox import Toolbox
     from agentrl_core.types import Episode, Interaction, Record, Task
 
 _ANY_LENGTH = 2**31
@@ -63,11 +66,14 @@ class ReplayReport:
 
     record: Record
     calls: int
-    """Calls that the replay repeated, with those to upstreams."""
+    """LLM calls that the replay repeated, with those to upstreams."""
+    tool_calls: int
+    """Tool calls that the replay repeated."""
     divergence: Divergence | None
     """The first prompt that differs; the replay ends there."""
     differences: Sequence[str]
-    """Other differences, one line each: calls that were not made, replies, outcome, rewards."""
+    """Other differences, one line each: another tool call, at which the replay ends; calls that were not made, replies,
+    outcome, rewards."""
     notes: Sequence[str] = ()
     """Remarks that are no differences of the episode."""
 
@@ -96,11 +102,13 @@ def replay(
         length = _recorded_length(episode) or _context_length(config, model_dir)
         engine = ReplayEngine(episode, context_length=length, decode=chat.reply_text)
         step = training_step_of(episode, steps)
-        stops = (engine.diverged, upstreams.diverged)
-        rerun = Rerun(components, episode, task, chat, engine, stops, scratch, step)
+        tools = RecordedToolbox(config.tools, episode)
+        stops = (engine.diverged, upstreams.diverged, tools.diverged)
+        offered = tools if config.tools.servers else None
+        rerun = Rerun(components, episode, task, chat, engine, tools=offered, stops=stops, scratch=scratch, step=step)
         done = rerun.run(seed_key(episode, config, num_groups))
     step_known = step is not None or episode.record.is_eval
-    return _compare(episode, done, engine, upstreams, step_known=step_known)
+    return _compare(episode, done, engine, upstreams, tools, step_known=step_known)
 
 
 def read_config(directory: RunDirectory) -> tuple[RunConfig, Path]:
@@ -149,12 +157,14 @@ class Rerun:
         task: Task,
         chat: Chat,
         engine: ReplayEngine,
+        *,
+        tools: Toolbox | None,
         stops: Sequence[concurrent.futures.Future[Any]],
         scratch: RunDirectory,
         step: int | None,
     ) -> None:
         self._components, self._episode, self._task = components, episode, task
-        self._chat, self._engine, self._stops, self._scratch = chat, engine, stops, scratch
+        self._chat, self._engine, self._tools, self._stops, self._scratch = chat, engine, tools, stops, scratch
         self._step = step
 
     def run(self, seed_key: tuple[int, ...]) -> Episode | None:
@@ -184,6 +194,9 @@ class Rerun:
             gateway.start()
             undo.callback(lambda: _close_clients(agents, gateway))
             undo.callback(lambda: agents.try_run(source.close(), "ending the agents", limit_s=_END_S))
+            if (tools := self._tools) is not None:
+                undo.callback(lambda: agents.try_run(tools.close(), "closing the tool servers", limit_s=_END_S))
+                agents.run(tools.start())
             group_id = asyncio.run(self._announce(store))
             return agents.run(self._run(source, gateway, store, seed_key, group_id))
 
@@ -209,6 +222,7 @@ class Rerun:
             scorer_for=components.scorers.for_task,
             config=config.rollout,
             run_id=record.run_id,
+            tools=self._tools,
         )
         sampling = attrs.evolve(config.sampling, temperature=config.eval.temperature) if record.is_eval else None
         async with source.group(group_id, self._task):
@@ -288,13 +302,20 @@ def training_step_of(episode: Episode, steps: Sequence[StepRow]) -> int | None:
 
 
 def _compare(
-    episode: Episode, done: Episode | None, engine: ReplayEngine, upstreams: UpstreamReplay, *, step_known: bool
+    episode: Episode,
+    done: Episode | None,
+    engine: ReplayEngine,
+    upstreams: UpstreamReplay,
+    tools: RecordedToolbox,
+    *,
+    step_known: bool,
 ) -> ReplayReport:
     calls = len(engine.answered) + upstreams.answered
     divergence = engine.diverged.result() if engine.diverged.done() else None
-    differences = [upstreams.diverged.result()] if upstreams.diverged.done() else []
+    differences = [part.diverged.result() for part in (tools, upstreams) if part.diverged.done()]
     if done is not None:
         differences += _unmade(engine.left + upstreams.left)
+        differences += [f"{described_call(call)} was not made again" for call in tools.left]
         differences += _replies(done, engine)
         differences += _results(episode, done, rewards=step_known)
     elif divergence is None and not differences:
@@ -302,6 +323,7 @@ def _compare(
     return ReplayReport(
         record=episode.record,
         calls=calls,
+        tool_calls=tools.answered,
         divergence=divergence,
         differences=differences,
         notes=_sampling_notes(engine) + ([] if step_known else [_STEP_UNKNOWN]),

@@ -17,6 +17,7 @@ from agentrl_core.errors import UsageError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.in_process import policy_chat
 from agentrl_core.run.replay import Rerun, on_free_port, read_config, scratch_directory, seed_key, training_step_of
+from agentrl_core.run.tools import toolbox_of
 from agentrl_core.weights.manifest import peek_manifest
 
 if TYPE_CHECKING:
@@ -80,9 +81,9 @@ def resample(
         live.start()
         version = manifest.version if manifest is not None else 0
         engine = ResamplingEngine(episode, turn=turn, live=live, version=version, seed=seed, decode=chat.reply_text)
-        rerun = Rerun(
-            components, episode, task, chat, engine, (engine.diverged,), scratch, training_step_of(episode, steps)
-        )
+        step = training_step_of(episode, steps)
+        tools, stops = toolbox_of(components), (engine.diverged,)
+        rerun = Rerun(components, episode, task, chat, engine, tools=tools, stops=stops, scratch=scratch, step=step)
         done = rerun.run(seed_key(episode, config, num_groups))
         return Resampled(
             turn=turn,

@@ -82,6 +82,7 @@ def run_training(
                 sampling,
                 events,
                 interruption,
+                member_id=membership.id_of("train"),
                 started_at=started,
                 directions=directions,
             )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Literal
 
+from agentrl_core.api.audit import escaped
 from agentrl_core.errors import StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_claims import SQLiteClaims
 from agentrl_core.stores.sqlite_members import SQLiteMembers
 from agentrl_core.stores.sqlite_seals import SQLiteSeals
+from agentrl_core.stores.sqlite_tool_rows import TOOL_CALLS, tool_call_row
 from agentrl_core.stores.sqlite_training import SQLiteTraining
 from agentrl_core.types import Interaction, Outcome, Record, Task
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.api.run_rows import RunRow, SessionRow
+    from agentrl_core.types import ToolCall
 
 
 class SQLiteStore(SQLiteMembers, SQLiteClaims, SQLiteTraining, SQLiteSeals):
@@ -43,7 +46,7 @@ class SQLiteStore(SQLiteMembers, SQLiteClaims, SQLiteTraining, SQLiteSeals):
         """Set the run's status."""
         async with self._transaction(f"update run '{run_id}'") as db:
             self._check_run(db, run_id)
-            db.execute("UPDATE runs SET status = ?, error = ? WHERE id = ?", (status, rows.text(error), run_id))
+            db.execute("UPDATE runs SET status = ?, error = ? WHERE id = ?", (status, escaped(error), run_id))
 
     async def add_tasks(self, run_id: str, tasks: Sequence[Task], *, task_set: str = "train") -> None:
         """Keep the tasks of one of a run's task sets; leave a task that is already there unchanged."""
@@ -78,6 +81,11 @@ class SQLiteStore(SQLiteMembers, SQLiteClaims, SQLiteTraining, SQLiteSeals):
             self._stored_tools.add((run_id, key))
         return key
 
+    async def add_tool_call(self, run_id: str, call: ToolCall) -> None:
+        """Append an ended tool call of an announced record; once this returns, it survives a killed process."""
+        what = f"add tool call {call.id} to record {call.record_id}"
+        await self._write(what, TOOL_CALLS.insert, tool_call_row(run_id, call))
+
     async def add_session(self, session: SessionRow) -> None:
         """Keep a session of an announced record."""
         async with self._transaction(f"add the session of record {session.record_id}") as db:
@@ -97,13 +105,13 @@ class SQLiteStore(SQLiteMembers, SQLiteClaims, SQLiteTraining, SQLiteSeals):
         """Move a running record to its final outcome; return False and change nothing if it was not running."""
         if record.outcome is Outcome.RUNNING:
             raise ValueError(f"record {record.id}: expected a final outcome, got 'running'")
-        _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at, _ = rows.record_row(record)
+        _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at, _, marks = rows.record_row(record)
         details = rows.to_json(dict(record.score_details), f"the score of record {record.id}")
         async with self._transaction(f"finish record {record.id}") as db:
             changed = db.execute(
                 "UPDATE records SET outcome = ?, reason = ?, detail = ?, reward = ?, rewards = ?, score = ?, "
-                "score_parts = ?, finished_at = ?, score_details = ? WHERE id = ? AND outcome = 'running'",
-                (outcome, reason, detail, *scores, finished_at, details, record.id),
+                "score_parts = ?, finished_at = ?, score_details = ?, marks = ? WHERE id = ? AND outcome = 'running'",
+                (outcome, reason, detail, *scores, finished_at, details, marks, record.id),
             ).rowcount
             # No change is normal for a record that a resumed run has cancelled, but not for an unknown id.
             if not changed and not db.execute("SELECT 1 FROM records WHERE id = ?", (record.id,)).fetchone():

@@ -20,6 +20,7 @@ from agentrl_core.api.run_rows import (
 from agentrl_core.errors import StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_connection import SQLiteConnection
+from agentrl_core.stores.sqlite_tool_rows import TOOL_CALLS, tool_call_from
 from agentrl_core.types import Episode, Record, Task
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SQLiteReading(SQLiteConnection):
         return await self._restored("list records", rows.record_from, query, *values, most)
 
     async def episode(self, record_id: str) -> Episode | None:
-        """Return a record, by id or unique id prefix, with its interactions; `StoreError` if several ids match."""
+        """Return a record, by id or unique id prefix, with all of its calls; `StoreError` if several ids match."""
         # A range instead of LIKE: it uses the index of the primary key, and `_` and `%` need no escape.
         query = rows.RECORDS.select + " WHERE id >= ? AND id < ? ORDER BY id LIMIT 3"
         what = f"find record {record_id}"
@@ -91,7 +92,10 @@ class SQLiteReading(SQLiteConnection):
         query = "SELECT score_details FROM records WHERE id = ?"
         (details,) = await self._restored(what, lambda row: json.loads(row[0]), query, records[0].id)
         record = attrs.evolve(records[0], score_details=details)
-        return (await self._episodes(record.run_id, [record]))[0]
+        (found,) = await self._episodes(record.run_id, [record])
+        query = TOOL_CALLS.select + " WHERE record_id = ? ORDER BY seq"
+        calls = await self._restored("read tool calls", tool_call_from, query, record.id)
+        return attrs.evolve(found, tool_calls=tuple(calls))
 
     async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
         """Return the LLM calls and tokens so far by record id; records without a call are left out."""
@@ -117,9 +121,9 @@ class SQLiteReading(SQLiteConnection):
         found = await self._select("find last replies", query, run_id)
         return {record_id: json.loads(output) for record_id, output, _ in found}
 
-    async def members(self, run_id: str) -> list[Member]:
-        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
-        query = rows.MEMBERS.select + " WHERE run_id = ? ORDER BY rowid"
+    async def members(self, run_id: str, *, live: bool = False) -> list[Member]:
+        """Return the members of a run, all or the live ones, in the order in which they joined."""
+        query = rows.MEMBERS.select + " WHERE run_id = ?" + (" AND state = 'live'" if live else "") + " ORDER BY rowid"
         return await self._restored(f"list members of run '{run_id}'", rows.member_from, query, run_id)
 
     async def versions(self, run_id: str, *, after: int = -1) -> list[VersionRow]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import orjson
 
+from agentrl_core.api.audit import escaped
 from agentrl_core.api.members import Member
 from agentrl_core.api.run_rows import GroupRow, RunControl, RunRow, SealRow, SessionRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
@@ -49,12 +50,12 @@ GROUPS = Table(
 )
 MEMBERS = Table(
     "members",
-    "id, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report",
+    "id, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report, process",
 )
 RECORDS = Table(
     "records",
     "id, run_id, task_id, group_id, sample_index, attempt, is_eval, outcome, reason, detail, "
-    "reward, rewards, score, score_parts, started_at, finished_at, task_set",
+    "reward, rewards, score, score_parts, started_at, finished_at, task_set, marks",
 )
 GROUP_OF_RECORD = RECORDS.columns.split(", ").index("group_id")
 """Position of the column `group_id` in a row of `RECORDS`."""
@@ -98,7 +99,7 @@ def to_json_fast(value: object, what: str) -> str:
         return to_json(value, what)
 
 
-def _from_json(value: str) -> Any:
+def from_json(value: str) -> Any:
     """Decode what `to_json_fast` encoded."""
     try:
         return orjson.loads(value)
@@ -107,16 +108,11 @@ def _from_json(value: str) -> Any:
         return json.loads(value)
 
 
-def text(value: str) -> str:
-    """Escape the characters that UTF-8 cannot encode; messages of errors may quote arbitrary bytes."""
-    return value if value.isascii() else value.encode(errors="backslashreplace").decode()
-
-
 def run_row(run: RunRow) -> tuple[object, ...]:
     """Convert a run to the columns of `RUNS`."""
     what = f"run '{run.id}'"
     config, components = to_json(dict(run.config), what), to_json(dict(run.components), what)
-    return (run.id, run.created_at, run.status, config, components, text(run.error))
+    return (run.id, run.created_at, run.status, config, components, escaped(run.error))
 
 
 def run_from(row: Sequence[Any]) -> RunRow:
@@ -176,7 +172,7 @@ def member_row(member: Member) -> tuple[object, ...]:
         member.id,
         member.run_id,
         member.role,
-        text(member.host),
+        escaped(member.host),
         member.pid,
         member.joined_at,
         member.lease_s,
@@ -186,18 +182,20 @@ def member_row(member: Member) -> tuple[object, ...]:
         member.state,
         member.beats,
         to_json(dict(member.report), what),
+        escaped(member.process),
     )
 
 
 def member_from(row: Sequence[Any]) -> Member:
     """Restore a member from its columns."""
-    name, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report = row
+    name, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report, process = row
     return Member(
         id=name,
         run_id=run_id,
         role=role,
         host=host,
         pid=pid,
+        process=process,
         joined_at=joined_at,
         lease_s=lease_s,
         config_digest=config_digest,
@@ -248,8 +246,8 @@ def record_row(record: Record) -> tuple[object, ...]:
         record.attempt,
         record.is_eval,
         record.outcome.value,
-        text(record.reason),
-        text(record.detail),
+        escaped(record.reason),
+        escaped(record.detail),
         record.reward,
         to_json(dict(record.rewards), f"record {record.id}"),
         record.score,
@@ -257,6 +255,7 @@ def record_row(record: Record) -> tuple[object, ...]:
         record.started_at,
         record.finished_at,
         record.task_set,
+        to_json(record.marks, f"record {record.id}") if record.marks else "[]",
     )
 
 
@@ -280,6 +279,7 @@ def record_from(row: Sequence[Any]) -> Record:
         started_at=row[14],
         finished_at=row[15],
         task_set=row[16],
+        marks=() if row[17] == "[]" else tuple(json.loads(row[17])),
     )
 
 
@@ -327,11 +327,11 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
         output_ids=_unpack("i", row[6]),
         logprobs=_unpack("f", row[7]),
         versions=tuple((version, count) for version, count in orjson.loads(row[8])),
-        messages=tuple(_from_json(row[9])),
-        output=_from_json(row[10]),
+        messages=tuple(from_json(row[9])),
+        output=from_json(row[10]),
         tools=tools[row[TOOLS]],
         sampling=_sampling_from(row[12]),
-        requested=_from_json(row[13]),
+        requested=from_json(row[13]),
         finish_reason=FinishReason(row[14]),
         model=row[15],
         api=row[16],
@@ -354,7 +354,7 @@ def session_row(session: SessionRow) -> tuple[object, ...]:
         session.record_id,
         session.run_id,
         session.group_id,
-        text(session.task_id),
+        escaped(session.task_id),
         session.key_hash,
         session.token_hash,
         to_json(list(session.seed_key), what),
@@ -385,7 +385,7 @@ def session_from(row: Sequence[Any]) -> SessionRow:
 
 def tools_from(value: str) -> Tools:
     """Restore the tools of one tool row."""
-    return tuple(_from_json(value))
+    return tuple(from_json(value))
 
 
 def names_from(value: str) -> list[str]:

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 # "AGRT" in the file's header, by which `file` and this package tell a store from another program's database.
 APPLICATION_ID = 0x41475254
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Number of the layout below. 1: the tables from runs to versions. 2: sessions, and the API and the upstream of an
 interaction. 3: details of scores. 4: tasks by task set. 5: members, claims of groups, turns,
-digests of interactions, and seals."""
+digests of interactions, and seals. 6: tool calls, marks of records, and processes of members."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -51,6 +51,7 @@ CREATE TABLE records (
     score_details TEXT NOT NULL DEFAULT '{}',
     task_set TEXT NOT NULL DEFAULT 'train',
     sealed_calls INTEGER,
+    marks TEXT NOT NULL DEFAULT '[]',
     FOREIGN KEY (run_id, group_id) REFERENCES groups (run_id, id)
 );
 CREATE INDEX records_by_group ON records (run_id, group_id, sample_index, attempt);
@@ -163,11 +164,13 @@ CREATE TABLE members (
     url TEXT NOT NULL,
     state TEXT NOT NULL,
     beats INTEGER NOT NULL,
-    report TEXT NOT NULL
+    report TEXT NOT NULL,
+    process TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX members_by_run ON members (run_id);
 CREATE UNIQUE INDEX members_trainer ON members (run_id) WHERE role = 'train' AND state = 'live';
 """
+_LIVE_MEMBERS = "CREATE INDEX IF NOT EXISTS members_live ON members (run_id) WHERE state = 'live'"
 
 _TURNS = """
 CREATE TABLE turns (
@@ -208,11 +211,45 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
 """
 
-_NEW_TABLES = {"sessions": _SESSIONS, "members": _MEMBERS, "turns": _TURNS, "seals": _SEALS}
+# The long columns come last: SQLite reads the others of a row without them.
+_TOOL_CALLS = """
+CREATE TABLE tool_calls (
+    run_id TEXT NOT NULL,
+    id TEXT NOT NULL,
+    record_id TEXT NOT NULL REFERENCES records (id),
+    seq INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    call_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    server TEXT NOT NULL,
+    tool TEXT NOT NULL,
+    isolation TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    error TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    middleware TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    finished_at REAL NOT NULL,
+    arguments TEXT NOT NULL,
+    sent TEXT,
+    shown TEXT NOT NULL,
+    raw TEXT
+);
+CREATE UNIQUE INDEX tool_calls_by_record ON tool_calls (record_id, seq);
+"""
+
+_NEW_TABLES = {
+    "sessions": _SESSIONS,
+    "members": _MEMBERS,
+    "turns": _TURNS,
+    "seals": _SEALS,
+    "tool_calls": _TOOL_CALLS,
+}
 """Table that earlier versions lacked -> its statements."""
 
 _TEXT, _NUMBER = "TEXT NOT NULL DEFAULT ", "INTEGER NOT NULL DEFAULT "
 _NEW_COLUMNS = {
+    "members": {"process": f"{_TEXT}''"},
     "runs": {
         "admitted_steps": f"{_NUMBER}-1",
         "replaced": f"{_NUMBER}0",
@@ -233,6 +270,7 @@ _NEW_COLUMNS = {
         "score_details": f"{_TEXT}'{{}}'",
         "task_set": f"{_TEXT}'train'",
         "sealed_calls": "INTEGER DEFAULT NULL",
+        "marks": f"{_TEXT}'[]'",
     },
 }
 """Table -> columns that earlier versions lacked -> their type and default."""
@@ -268,6 +306,7 @@ def create(connection: sqlite3.Connection) -> None:
     """Create the tables and write the application id and the schema version into the file's header."""
     for script in (_TABLES, _GROUPS, _TASKS, *_NEW_TABLES.values()):
         _run(connection, script)
+    connection.execute(_LIVE_MEMBERS)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -287,6 +326,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
     for table in _missing_tables(connection):
         _run(connection, _NEW_TABLES[table])
+    connection.execute(_LIVE_MEMBERS)
     if _lacks(connection, "tasks", "task_set"):
         _rebuild(connection, "tasks", _TASKS, _OLD_TASKS)
     if _lacks(connection, "groups", "member_id"):
@@ -341,11 +381,12 @@ def _rebuild(connection: sqlite3.Connection, table: str, script: str, query: str
 
 
 def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    new = _missing_tables(connection)
     return [
         (table, column, kind)
         for table, columns in _NEW_COLUMNS.items()
         for column, kind in columns.items()
-        if _lacks(connection, table, column)
+        if table not in new and _lacks(connection, table, column)
     ]
 
 

@@ -9,7 +9,7 @@ import attrs
 
 from agentrl_core.api.group_queue import next_groups
 from agentrl_core.api.run_rows import ResumePoint
-from agentrl_core.errors import StoreError
+from agentrl_core.errors import MemberError, StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_reading import SQLiteReading
 from agentrl_core.stores.sqlite_resuming import CONSUMED_INDEX, LEFT, void_steps
@@ -29,6 +29,8 @@ QUEUE = """
     ORDER BY idx
 """
 """Select the training groups of a run that wait to be taken, each with the step of its version."""
+
+LIVE_MEMBER = "SELECT 1 FROM members WHERE run_id = ? AND id = ? AND state = 'live'"
 
 
 @attrs.frozen
@@ -110,9 +112,14 @@ class SQLiteTraining(SQLiteReading):
             db.execute("UPDATE runs SET replaced = replaced + ? WHERE id = ?", (count, run_id))
         self._changed.wake()
 
-    async def add_step(self, step: StepRow) -> None:
+    async def add_step(self, step: StepRow, *, member_id: str = "") -> None:
         """Record an optimizer step, and mark its groups as trained; `replace_groups` counts from 0 again."""
         async with self._transaction(f"add step {step.step} of run '{step.run_id}'") as db:
+            if member_id and not db.execute(LIVE_MEMBER, (step.run_id, member_id)).fetchone():
+                raise MemberError(
+                    f"{self.path}: cannot add step {step.step} of run '{step.run_id}': this trainer (member "
+                    f"{member_id}) was declared lost, and another one may have continued the run; end this process"
+                )
             db.execute(rows.STEPS.insert, rows.step_row(step))
             for name in step.groups:
                 key = (step.run_id, name)

@@ -23,6 +23,7 @@ from agentrl_core.tools.schemas import (
     openai_responses_tools,
     openai_tools,
     parse_arguments,
+    plain,
     problem_of_specs,
 )
 from agentrl_core.types import ToolCall, ToolOutcome
@@ -328,9 +329,9 @@ def _ended(row: ToolCall, trace: CallTrace, outcome: ToolOutcome, shown: ToolRes
         server=trace.server,
         tool=trace.tool,
         isolation=trace.isolation,
-        sent=None if trace.sent == row.arguments else trace.sent,
-        raw=None if trace.raw == content else trace.raw,
-        shown=content,
+        sent=None if trace.sent is None or trace.sent == row.arguments else plain(trace.sent),
+        raw=None if trace.raw is None or trace.raw == content else plain(trace.raw),
+        shown=plain(content),
         attempts=trace.attempts,
         middleware=tuple(trace.middleware),
         finished_at=time.time(),

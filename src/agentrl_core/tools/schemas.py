@@ -38,6 +38,15 @@ def _as_dict(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
+def plain(value: Any) -> Any:
+    """Return a JSON value whose objects are dicts; a server may give other mappings, which stores do not take."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return list(map(plain, value)) if isinstance(value, list) else value
+
+
 def described(error: BaseException) -> str:
     """Return type and message of an exception as one line, without passwords of addresses."""
     text = one_line(without_password(str(error)))

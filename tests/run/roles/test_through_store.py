@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import attrs
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +19,7 @@ from agentrl_core.errors import RunError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.roles.through_store import SamplingThroughStore
 from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Outcome, Record
 from agentrl_core.weights.place import WeightsPlace
 
 SERVED = {"version": 0, "max_tokens": 77, "takes_tools": True, "notices": ["the template is fine"]}
@@ -93,7 +95,7 @@ def test_it_publishes_the_weights_and_waits_for_a_server_that_has_them(side, joi
             time.sleep(0.01)
         asyncio.run(store.beat(server.id, SERVED))
 
-    loading = threading.Thread(target=load)
+    loading = threading.Thread(target=load, daemon=True)
     loading.start()
     with side(wait_s=60) as opened:
         assert place.versions() == [0]
@@ -167,8 +169,28 @@ def test_counts_are_those_of_all_members_since_it_began(side, join, store):
         join("sample", outcomes={"scored": 2})
         assert opened.drain_counts().outcomes == {"scored": 2}
         totals = opened.close()
-    assert totals.outcomes == {"scored": 5, "timed_out": 1}
+    assert totals.groups == {"sampled": 1}
     assert totals.llm_calls == 4
+
+
+def test_the_summary_counts_the_records_of_the_store_whatever_the_samplers_have_told(side, join, store):
+    async def sample(name, **ended):
+        (group,) = await store.add_evaluation("r", "eval", ["t"], version=0, claimable=False)
+        record = Record(id=name, run_id="r", task_id="t", group_id=group, sample_index=0)
+        await store.add_record(record)
+        if ended:
+            await store.finish_record(attrs.evolve(record, **ended))
+        return record
+
+    asyncio.run(sample("before", outcome=Outcome.SCORED, reward=1.0))
+    late = asyncio.run(sample("late"))
+    join("serve", **SERVED)
+    join("sample", outcomes={"scored": 1})
+    with side() as opened:
+        asyncio.run(store.finish_record(attrs.evolve(late, outcome=Outcome.SCORED, reward=0.0)))
+        asyncio.run(sample("slow", outcome=Outcome.TIMED_OUT, reason="agent"))
+        asyncio.run(sample("runs still"))
+        assert opened.close().outcomes == {"scored": 1, "timed_out(agent)": 1}
 
 
 def test_another_exception_ends_the_wait_at_once(side, join, store, place, project, policy_dir, tmp_path, module):

@@ -22,16 +22,17 @@ _BLOCK = re.compile(r"\[BEGIN (\w+) (\w+)\]\n(.*?)\n\[END \1 \2\]", re.DOTALL)
 class JudgeServer:
     """Answers each request with the next of `replies`, then always with the last one; keeps all bodies and headers.
 
-    `models` are the names that `GET /v1/models` lists, or the HTTP status that it returns instead.
+    `models` are the names that `GET /v1/models` lists, or the HTTP status that it returns instead. With the port 0 any
+    free port is taken.
 
         async with JudgeServer(verdict("correct")).up() as server:
             judge = Judge(models=[server.model])
     """
 
-    def __init__(self, *replies: Reply, models: Sequence[str] | int = ("judge-1",)) -> None:
+    def __init__(self, *replies: Reply, models: Sequence[str] | int = ("judge-1",), port: int = 0) -> None:
         self._replies: list[Reply] = list(replies or [honest])
         self._models = models
-        self._port = 0
+        self._port = port
         self.bodies: list[Body] = []
         self.headers: list[Mapping[str, str]] = []
 

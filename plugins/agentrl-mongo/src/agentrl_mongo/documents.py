@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 from bson import ObjectId, encode
 
+from agentrl_core.api.audit import escaped
 from agentrl_core.api.run_rows import RunRow, SealRow, SessionRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
@@ -28,8 +29,8 @@ Document: TypeAlias = "dict[str, Any]"
 _AS_TEXT = "(json)"
 _DEEPEST = 40
 """Nesting from which on a value is kept as text; MongoDB allows 100 levels in a whole document."""
-_LONGEST_PLAIN = 8 * 2**20
-"""Size of an interaction's messages from which on they are kept as binary, in bytes; a document has 16 MiB at most."""
+LONGEST_PLAIN = 8 * 2**20
+"""Size of a call's messages or contents from which on they are binary, in bytes; a document has 16 MiB at most."""
 _PART_BYTES = 8 * 2**20
 """Most bytes of arrays in one document."""
 _ARRAYS = (("prompt_ids", "i"), ("output_ids", "i"), ("logprobs", "f"))
@@ -78,11 +79,6 @@ def restored(value: Any) -> Any:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def readable(value: str) -> str:
-    """Escape the characters that UTF-8 cannot encode; messages of errors may quote arbitrary bytes."""
-    return value.encode(errors="backslashreplace").decode()
-
-
 NEW_RUN: Document = {
     "revision": 0,
     "plan": None,
@@ -105,7 +101,7 @@ def run_to(run: RunRow) -> Document:
         "_id": run.id,
         "created_at": run.created_at,
         "status": run.status,
-        "error": readable(run.error),
+        "error": escaped(run.error),
         "config": plain(dict(run.config), what),
         "components": plain(dict(run.components), what),
         "sampling_closed": False,
@@ -147,11 +143,14 @@ def record_to(record: Record) -> Document:
     fields = attrs.asdict(record, recurse=False, filter=lambda field, _: field.name not in ("id", "outcome"))
     for name in ("rewards", "score_parts", "score_details"):
         fields[name] = dict(fields[name])
-    kept = plain(fields, what) | {"reason": readable(record.reason), "detail": readable(record.detail)}
+    kept = plain(fields, what) | {"reason": escaped(record.reason), "detail": escaped(record.detail)}
     return {"_id": record.id, "outcome": record.outcome.value, **kept, "order": next_order()}
 
 
-_FINAL = ("outcome", "reason", "detail", "reward", "rewards", "score", "score_parts", "score_details", "finished_at")
+_FINAL = (
+    *("outcome", "reason", "detail", "reward", "rewards", "score", "score_parts", "score_details", "marks"),
+    "finished_at",
+)
 
 
 def final_fields(record: Record) -> Document:
@@ -164,6 +163,7 @@ def record_from(kept: Document) -> Record:
     """Restore a record; `score_details` stay empty if they were not read."""
     names = [field.name for field in attrs.fields(Record) if field.name in kept]
     fields = {name: restored(kept[name]) for name in names}
+    fields["marks"] = tuple(fields.get("marks", ()))  # earlier versions had none
     return Record(id=kept["_id"], **fields | {"outcome": Outcome(kept["outcome"])})
 
 
@@ -175,7 +175,7 @@ def interaction_to(run_id: str, interaction: Interaction, tools: str | None) -> 
     what = f"interaction {interaction.id}"
     binary = {name: _pack(kind, getattr(interaction, name), what) for name, kind in _ARRAYS}
     texts: Document = {"messages": plain(interaction.messages, what), "output": plain(interaction.output, what)}
-    if len(encode(texts)) > _LONGEST_PLAIN:
+    if len(encode(texts)) > LONGEST_PLAIN:
         binary |= {name: json.dumps(getattr(interaction, name)).encode() for name in _TEXTS}
         texts = {}
     own = {
@@ -197,7 +197,7 @@ def interaction_to(run_id: str, interaction: Interaction, tools: str | None) -> 
         "digest": interaction.digest,
         "order": next_order(),
     }
-    return own, _parts(own["_id"], interaction.record_id, binary)
+    return own, parts_of(own["_id"], interaction.record_id, binary)
 
 
 _SIMPLE = (
@@ -206,8 +206,8 @@ _SIMPLE = (
 )
 
 
-def _parts(owner: ObjectId, record_id: str, binary: Mapping[str, bytes]) -> list[Document]:
-    """Distribute the arrays over as few documents as their size allows; nearly always this is one."""
+def parts_of(owner: ObjectId, record_id: str, binary: Mapping[str, bytes]) -> list[Document]:
+    """Distribute the arrays of a call over as few documents as their size allows; nearly always this is one."""
     parts: list[Document] = [{}]
     size = 0
     for name, value in binary.items():

@@ -48,8 +48,13 @@ def interactions(record_ids: list[str]) -> Query:
     return {"record_id": {"$in": record_ids}}, [("record_id", 1), ("seq", 1)]
 
 
+def tool_calls(record_ids: list[str]) -> Query:
+    """Tool calls of records, in their order within each record."""
+    return {"record_id": {"$in": record_ids}}, [("record_id", 1), ("seq", 1)]
+
+
 def arrays(record_ids: list[str]) -> Query:
-    """Arrays of the LLM calls of records."""
+    """Arrays of the LLM calls, and long contents of the tool calls, of records."""
     return {"record_id": {"$in": record_ids}}, []
 
 
@@ -128,8 +133,8 @@ def members(run_id: str) -> Query:
 
 
 def live_members(run_id: str) -> Query:
-    """Members that are live."""
-    return {"run_id": run_id, "state": "live"}, []
+    """Members that are live, in the order in which they joined."""
+    return {"run_id": run_id, "state": "live"}, [("order", 1)]
 
 
 def live_versions(run_id: str, most: int) -> Query:

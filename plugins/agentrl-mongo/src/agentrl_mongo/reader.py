@@ -6,6 +6,8 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
+
 from agentrl_core.api.run_rows import (
     GroupRow,
     RecordUsage,
@@ -17,11 +19,12 @@ from agentrl_core.api.run_rows import (
     VersionRow,
 )
 from agentrl_core.errors import StoreError
-from agentrl_core.types import Episode, Interaction, Record, Task
+from agentrl_core.types import Episode, Interaction, Record, Task, ToolCall
 from agentrl_mongo import documents, queries, rows, sampling_state
 from agentrl_mongo.address import Address, AddressError, database_of
 from agentrl_mongo.connection import Connection
 from agentrl_mongo.drivers import DriverName  # noqa: TC001 - the registry reads the constructor's types
+from agentrl_mongo.tool_documents import tool_call_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -139,7 +142,7 @@ class MongoReader:
         return await self._found("list records", "records", wanted, documents.record_from, IN_LIST, limit=limit or 0)
 
     async def episode(self, record_id: str) -> Episode | None:
-        """Return a record, by id or unique id prefix, with its interactions; `StoreError` if several ids match."""
+        """Return a record, by id or unique id prefix, with all of its calls; `StoreError` if several ids match."""
         what = f"find record {record_id}"
         wanted = queries.records_with_prefix(record_id)
         records = await self._found(what, "records", wanted, documents.record_from, limit=3)
@@ -150,7 +153,10 @@ class MongoReader:
             raise StoreError(
                 f"{self._where}: several records start with '{record_id}' ({names}, …); give more of the id"
             )
-        return (await self._episodes(records[:1]))[0]
+        (found,) = await self._episodes(records[:1])
+        read = functools.partial(_read_tool_calls, record=records[0])
+        calls = await self._connection.call("read tool calls", read, writes=False)
+        return attrs.evolve(found, tool_calls=tuple(calls))
 
     async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
         """Return the LLM calls and tokens so far by record id; records without a call are left out."""
@@ -185,9 +191,10 @@ class MongoReader:
                     found[kept["record_id"]] = episode.interactions[-1].output
         return found
 
-    async def members(self, run_id: str) -> list[Member]:
-        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
-        return await self._found(f"list members of run '{run_id}'", "members", queries.members(run_id), rows.member_of)
+    async def members(self, run_id: str, *, live: bool = False) -> list[Member]:
+        """Return the members of a run, all or the live ones, in the order in which they joined."""
+        wanted = queries.live_members(run_id) if live else queries.members(run_id)
+        return await self._found(f"list members of run '{run_id}'", "members", wanted, rows.member_of)
 
     async def groups(self, run_id: str) -> list[GroupRow]:
         """Return the groups of a run in the order in which they were added."""
@@ -240,9 +247,11 @@ class MongoReader:
 
         return await self._connection.call(what, find, writes=False)
 
-    async def _aggregated(self, what: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Document]:
+    async def _aggregated(
+        self, what: str, pipeline: Sequence[Mapping[str, Any]], collection: str = "interactions"
+    ) -> list[Document]:
         async def aggregate(database: Any) -> list[Document]:
-            return await self._connection.driver.aggregate(database["interactions"], pipeline)
+            return await self._connection.driver.aggregate(database[collection], pipeline)
 
         return await self._connection.call(what, aggregate, writes=False)
 
@@ -267,6 +276,17 @@ async def _read_episodes(database: Any, records: Sequence[Record]) -> list[Episo
         own = sorted(parts.get(kept["_id"], ()), key=lambda part: part["part"])
         by_record.setdefault(kept["record_id"], []).append(documents.interaction_from(kept, own, tools[kept["tools"]]))
     return [Episode(record=record, interactions=tuple(by_record.get(record.id, ()))) for record in records]
+
+
+async def _read_tool_calls(database: Any, record: Record) -> list[ToolCall]:
+    wanted, order = queries.tool_calls([record.id])
+    found = [kept async for kept in database["tool_calls"].find(wanted, sort=order)]
+    parts: dict[Any, list[Document]] = {}
+    if any("shown" not in kept for kept in found):
+        of_arrays, _ = queries.arrays([record.id])
+        async for part in database["arrays"].find(of_arrays):
+            parts.setdefault(part["of"], []).append(part)
+    return [tool_call_from(kept, sorted(parts.get(kept["_id"], ()), key=lambda part: part["part"])) for kept in found]
 
 
 async def _by_id(collection: Any, keys: Sequence[str]) -> AsyncIterator[Document]:

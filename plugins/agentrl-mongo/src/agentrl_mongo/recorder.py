@@ -9,17 +9,20 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
+from agentrl_core.api.audit import escaped
 from agentrl_core.errors import ClaimLostError, StoreError
 from agentrl_core.types import Interaction, Outcome, Record, Task
 from agentrl_mongo import claims, documents, members
 from agentrl_mongo.connection import DUPLICATE
 from agentrl_mongo.reader import MongoReader
+from agentrl_mongo.tool_documents import tool_call_to
 from agentrl_mongo.writing import insert_missing, inserted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.api.run_rows import RunRow, SessionRow
+    from agentrl_core.types import ToolCall
     from agentrl_mongo.documents import Document
 
 
@@ -42,7 +45,7 @@ class MongoRecorder(MongoReader):
 
     async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:
         """Set the run's status."""
-        fields = {"status": status, "error": documents.readable(error)}
+        fields = {"status": status, "error": escaped(error)}
         await self._change_run(f"update run '{run_id}'", run_id, fields)
 
     async def _change_run(self, what: str, run_id: str, fields: Document) -> None:
@@ -101,6 +104,21 @@ class MongoRecorder(MongoReader):
             for part in arrays:
                 await inserted(database["arrays"], part)
             if not await inserted(database["interactions"], document):
+                raise StoreError(f"{self._where}: cannot {what}: {DUPLICATE}")
+
+        await self._connection.call(what, insert)
+
+    async def add_tool_call(self, run_id: str, call: ToolCall) -> None:
+        """Append an ended tool call of an announced record; once this returns, it survives a killed process."""
+        what = f"add tool call {call.id} to record {call.record_id}"
+        missing = StoreError(f"{self._where}: cannot {what}: there is no such record in this database")
+        document, parts = tool_call_to(run_id, call)
+
+        async def insert(database: Any) -> None:
+            await self._check(database, "records", call.record_id, missing)
+            for part in parts:
+                await inserted(database["arrays"], part)
+            if not await inserted(database["tool_calls"], document):
                 raise StoreError(f"{self._where}: cannot {what}: {DUPLICATE}")
 
         await self._connection.call(what, insert)

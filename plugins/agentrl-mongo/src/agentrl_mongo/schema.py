@@ -9,6 +9,7 @@
 | `groups` | group | `RUN/GROUP` |
 | `records` | record | its id |
 | `interactions` | LLM call, without its arrays | |
+| `tool_calls` | tool call with what the model was shown; very long contents are in `arrays` | |
 | `arrays` | LLM call (several for very long ones): token ids and logprobs as 32-bit values, little endian | |
 | `tools` | list of tools that calls were offered | `RUN/DIGEST` |
 | `sessions` | session of a record | the record's id |
@@ -22,7 +23,8 @@ of several documents begins with the one that decides, and whoever finds the oth
 Fields of a group, besides those of `GroupRow`: `queued` (waits to be taken), `pending` (counts for the admission),
 `claim` (the call that claimed it), `again` (its position is to be sampled again: `waiting` for the next `admit`,
 `released`, or `given` to the group that has this one's key in `follows`; with `again_tries`, and `again_always` if it
-comes whatever its tries). Of a record: `sealed_calls`, the number of its calls in the seal that names it.
+comes whatever its tries). Of a record: `sealed_calls`, the number of its LLM calls and tool calls in the seal
+that names it.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from agentrl_mongo import upgrade
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SCHEMA_VERSION = 2
-"""Number of the layout above. 1: without members and claims."""
+SCHEMA_VERSION = 3
+"""Number of the layout above. 1: without members and claims. 2: without tool calls, and marks of records."""
 
 _SCHEMA = "schema"
 
@@ -66,7 +68,7 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
     ],
     "members": [
         _index("run_id", "order"),
-        _index("run_id", "state"),
+        _index("run_id", "state", "order"),
         # A run has one trainer at a time.
         _index("run_id", unique=True, partialFilterExpression={"role": "train", "state": "live"}),
     ],
@@ -81,6 +83,7 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
         _index("record_id", "seq", unique=True),
         _index("run_id", "record_id", "seq", "prompt_tokens", "output_tokens"),
     ],
+    "tool_calls": [_index("record_id", "seq", unique=True), _index("run_id", "record_id")],
     "arrays": [_index("record_id")],
     "sessions": [_index("run_id", "opened_at", "order")],
     "steps": [
@@ -101,7 +104,8 @@ async def create(database: Any) -> None:
         await database[name].create_indexes(list(indexes))
     kept = await database["meta"].find_one({"_id": _SCHEMA})
     if kept["version"] < SCHEMA_VERSION:
-        await upgrade.from_1(database)
+        if kept["version"] == 1:
+            await upgrade.from_1(database)
         await database["meta"].update_one({"_id": _SCHEMA}, {"$set": made})
 
 

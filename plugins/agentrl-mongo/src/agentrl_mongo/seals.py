@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.run_rows import EndedRecord
@@ -12,7 +13,7 @@ from agentrl_mongo.reader import MongoReader
 from agentrl_mongo.writing import in_slices, inserted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agentrl_core.api.run_rows import SealRow
     from agentrl_mongo.documents import Document
@@ -29,8 +30,8 @@ class MongoSeals(MongoReader):
     """The part of a `Store` that a run's audit trail needs."""
 
     async def unsealed(self, run_id: str, *, limit: int, late: bool = False) -> list[EndedRecord]:
-        """Return ended records that no seal names or, with `late`, that got another LLM call after their seal."""
-        counts = {kept["_id"]: kept["calls"] for kept in await self._calls(run_id)} if late else {}
+        """Return ended records that no seal names or, with `late`, that got another call after their seal."""
+        counts = await self._num_calls(run_id) if late else {}
 
         async def find(database: Any) -> list[EndedRecord]:
             wanted, _ = unsealed_records(run_id)
@@ -41,12 +42,17 @@ class MongoSeals(MongoReader):
 
         return await self._connection.call(f"find the unsealed records of run '{run_id}'", find, writes=False)
 
-    async def _calls(self, run_id: str) -> list[Document]:
+    async def _num_calls(self, run_id: str) -> Mapping[str, int]:
+        """Return the number of LLM calls and tool calls by record id."""
         pipeline: list[Document] = [
             {"$match": {"run_id": run_id}},
             {"$group": {"_id": "$record_id", "calls": {"$sum": 1}}},
         ]
-        return await self._aggregated("count LLM calls", pipeline)
+        counts: Counter[str] = Counter()
+        for collection in ("interactions", "tool_calls"):
+            for kept in await self._aggregated("count calls", pipeline, collection):
+                counts[kept["_id"]] += kept["calls"]
+        return counts
 
     async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
         """Append a link to the run's audit chain, then mark the records that it names.
@@ -82,16 +88,32 @@ async def _late(database: Any, run_id: str, counts: Mapping[str, int], limit: in
 
 async def _with_calls(database: Any, run_id: str, found: Sequence[Document]) -> list[EndedRecord]:
     """Add the groups of records and the digests of their calls."""
-    groups, calls = {}, {kept["_id"]: list[str]() for kept in found}
+    groups = {}
     for some in in_slices(sorted({f"{run_id}/{kept['group_id']}" for kept in found})):
         async for kept in database["groups"].find({"_id": {"$in": some}}):
             groups[kept["id"]] = rows.group_of(kept, {kept.get("member_id", "")})
-    for some in in_slices(list(calls)):
-        wanted, order = queries.interactions(some)
-        async for kept in database["interactions"].find(wanted, {"record_id": 1, "digest": 1}, sort=order):
-            calls[kept["record_id"]].append(kept.get("digest", ""))
+    ids = [kept["_id"] for kept in found]
+    calls = await _digests(database["interactions"], queries.interactions, ids)
+    tool_calls = await _digests(database["tool_calls"], queries.tool_calls, ids)
     return [
-        EndedRecord(record=documents.record_from(kept), group=group, calls=tuple(calls[kept["_id"]]))
+        EndedRecord(
+            record=documents.record_from(kept),
+            group=group,
+            calls=tuple(calls.get(kept["_id"], ())),
+            tool_calls=tuple(tool_calls.get(kept["_id"], ())),
+        )
         for kept in found
         if (group := groups[kept["group_id"]]) is not None
     ]
+
+
+async def _digests(
+    collection: Any, query: Callable[[list[str]], queries.Query], record_ids: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the digests of records' calls of one kind by record id, each in order."""
+    found: dict[str, list[str]] = {}
+    for some in in_slices(record_ids):
+        wanted, order = query(some)
+        async for kept in collection.find(wanted, {"record_id": 1, "digest": 1}, sort=order):
+            found.setdefault(kept["record_id"], []).append(kept.get("digest", ""))
+    return found

@@ -101,13 +101,13 @@ class MongoStore(MongoSampler, MongoSeals):
         """Announce that no more groups will come; `take_groups` wakes up and stops waiting for open groups."""
         await self._change_run(f"close sampling of run '{run_id}'", run_id, {"sampling_closed": True})
 
-    async def add_step(self, step: StepRow) -> None:
+    async def add_step(self, step: StepRow, *, member_id: str = "") -> None:
         """Record an optimizer step, and mark its groups as trained; `replace_groups` counts from 0 again."""
         document = documents.step_to(step)
 
         async def add(database: Any) -> None:
             await self._check(database, "runs", step.run_id, self._no_run(step.run_id))
-            await training.add_step(database, document, where=self._where)
+            await training.add_step(database, document, member_id=member_id, where=self._where)
             self._connection.wake()
 
         await self._connection.call(f"add step {step.step} of run '{step.run_id}'", add)

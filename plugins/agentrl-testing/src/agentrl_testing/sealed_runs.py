@@ -14,7 +14,7 @@ from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow, StepRow, Store
 from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.types import Interaction, Outcome, Record, Task
+from agentrl_core.types import Interaction, Outcome, Record, Task, ToolCall, ToolOutcome
 from agentrl_core.weights.manifest import write_manifest
 
 _TOOLS = ({"type": "function", "function": {"name": "look", "description": "Look at a field."}},)
@@ -23,7 +23,7 @@ _ADMISSION = Admission(max_head_offpolicyness=0, tasks_per_step=1)
 
 
 class SealedRun:
-    """A run in `directory` whose steps each train one group of two records with two calls each."""
+    """A run in `directory` whose steps each train one group of two records, each with two LLM calls and a tool call."""
 
     def __init__(self, store: Store, directory: Path) -> None:
         self.store, self.directory, self.id = store, RunDirectory(directory), directory.name
@@ -99,8 +99,10 @@ class SealedRun:
             await self.store.add_record(record, member_id=self._sampler.id)
             for seq in range(2):
                 await self.store.add_interaction(self.id, digested(_call(record, seq, self.version)))
+            await self.store.add_tool_call(self.id, digested(_tool_call(record)))
             ended = attrs.evolve(
                 record,
+                marks=("tool_error",),
                 outcome=Outcome.SCORED,
                 reward=0.25 * place,
                 rewards={f"chatcmpl-{name}-1": 0.25},
@@ -147,4 +149,26 @@ def _call(record: Record, seq: int, version: int) -> Interaction:
         started_at=100.75,
         finished_at=101.0,
         **fields,
+    )
+
+
+def _tool_call(record: Record) -> ToolCall:
+    return ToolCall(
+        id=f"tool-{record.id}",
+        record_id=record.id,
+        seq=0,
+        call_id="call-0",
+        name="field_look",
+        arguments={"field": "è3", "near": None},
+        server="fields",
+        tool="look",
+        sent={"field": "e3"},
+        isolation="session",
+        outcome=ToolOutcome.TOOL_ERROR,
+        error="no such field",
+        raw=({"type": "text", "text": "There is no field e3 here."},),
+        shown=({"type": "text", "text": "No such field."},),
+        middleware=("shorten",),
+        started_at=100.875,
+        finished_at=100.9375,
     )

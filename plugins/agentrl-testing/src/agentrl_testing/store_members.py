@@ -30,8 +30,9 @@ class StoreMembersSuite(ConformanceSuite):
         async def scenario() -> None:
             run, other = await create_run(store), await create_run(store)
             first = Member(
-                run_id=run, role="serve", host="è", pid=7, joined_at=2.5, lease_s=3.5, config_digest="digest",
-                packages={"agentrl-core": "0.1"}, url="http://127.0.0.1:1/v1", report={"version": 3, "waits": None},
+                run_id=run, role="serve", host="è", pid=7, process="boot è 7", joined_at=2.5, lease_s=3.5,
+                config_digest="digest", packages={"agentrl-core": "0.1"}, url="http://127.0.0.1:1/v1",
+                report={"version": 3, "waits": None},
             )  # fmt: skip
             second = Member(run_id=run, role="sample", joined_at=1.0)
             for member in (first, second, Member(run_id=other, role="sample")):
@@ -45,6 +46,7 @@ class StoreMembersSuite(ConformanceSuite):
             assert await store.members(run) == expected
             reader = read()
             assert await reader.members(run) == expected
+            assert await store.members(run, live=True) == await reader.members(run, live=True) == expected[1:]
             await reader.close()
 
         asyncio.run(scenario())

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_core.api.claims import Admission
 from agentrl_core.api.stores import ResumePoint
-from agentrl_core.errors import ClaimLostError, StoreError
+from agentrl_core.errors import ClaimLostError, MemberError, StoreError
 from agentrl_core.types import Outcome
 from agentrl_testing.base import ConformanceSuite
 from agentrl_testing.store_values import (
@@ -250,6 +250,29 @@ class StoreResumingSuite(ConformanceSuite):
             with pytest.raises(StoreError, match=group.group_id):
                 await store.add_step(step(run, 1, groups=[group.group_id]))
             assert await store.steps(run) == []
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("end", ["lost", "left"])
+    def test_a_former_trainer_adds_no_step_of_groups_that_its_successor_has(self, store: Store, end: str) -> None:
+        async def scenario() -> None:
+            run, member = await sampling_run(store)
+            former = await join(store, run, role="train")
+            group = await _ready(store, run, member)
+            (taken,) = await store.take_groups(run, 1)
+            late = step(run, 1, groups=[taken.id])
+            await (store.declare_lost(former, beats=0) if end == "lost" else store.leave(former))
+            successor = await join(store, run, role="train")
+            await store.void_after(run, 0)
+            for stranger in (former, "unknown"):
+                with pytest.raises(MemberError, match="declared lost"):
+                    await store.add_step(late, member_id=stranger)
+            assert await store.steps(run) == []
+            assert [again.id for again in await store.take_groups(run, 1)] == [group.group_id]
+            with pytest.raises(MemberError):
+                await store.add_step(late, member_id=former)
+            await store.add_step(late, member_id=successor)
+            assert [row.state for row in await store.groups(run)] == ["trained"]
 
         asyncio.run(scenario())
 

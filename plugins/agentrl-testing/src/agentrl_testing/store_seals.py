@@ -14,7 +14,16 @@ from agentrl_core.api.stores import EndedRecord, SealRow
 from agentrl_core.errors import StoreError
 from agentrl_core.types import Outcome, Task
 from agentrl_testing.base import ConformanceSuite
-from agentrl_testing.store_values import add_group, add_record, call, create_run, finals, objects, shared_store
+from agentrl_testing.store_values import (
+    add_group,
+    add_record,
+    call,
+    create_run,
+    finals,
+    objects,
+    shared_store,
+    tool_call,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,13 +39,15 @@ class StoreSealsSuite(ConformanceSuite):
             run, other = await create_run(store), await create_run(store)
             group = await add_group(store, run)
             running = await add_record(store, run, group)
-            ended = await _ended(store, run, group, calls=2)
+            ended = await _ended(store, run, group, calls=2, tool_calls=2)
             await _ended(store, other, await add_group(store, other))
             (found,) = await store.unsealed(run, limit=9)
             assert found.record == ended.record
-            assert found.calls == ended.calls
+            assert (found.calls, found.tool_calls) == (ended.calls, ended.tool_calls)
             assert found.group == next(row for row in await store.groups(run) if row.id == group)
-            await store.add_seal(_seal(run, 0), records={found.record.id: 2})
+            assert found.num_calls == 4
+            await store.add_seal(_seal(run, 0), records={found.record.id: found.num_calls})
+            assert await store.unsealed(run, limit=9, late=True) == []
             assert await store.unsealed(run, limit=9) == []
             cancelled = attrs.evolve(running, outcome=Outcome.CANCELLED)
             await store.finish_record(cancelled)
@@ -71,6 +82,21 @@ class StoreSealsSuite(ConformanceSuite):
             (found,) = await store.unsealed(run, limit=9, late=True)
             assert (found.record, found.calls) == (ended.record, (*ended.calls, late.digest))
             await store.add_seal(_seal(run, 1), records={ended.record.id: 2})
+            assert await store.unsealed(run, limit=9, late=True) == []
+
+        asyncio.run(scenario())
+
+    def test_a_tool_call_after_the_seal_of_its_record_is_found_as_late(self, store: Store) -> None:
+        async def scenario() -> None:
+            run = await create_run(store)
+            ended = await _ended(store, run, await add_group(store, run), calls=1, tool_calls=1)
+            await store.add_seal(_seal(run, 0), records={ended.record.id: ended.num_calls})
+            late = digested(tool_call(ended.record, seq=1))
+            await store.add_tool_call(run, late)
+            assert await store.unsealed(run, limit=9) == []
+            (found,) = await store.unsealed(run, limit=9, late=True)
+            assert (found.calls, found.tool_calls) == (ended.calls, (*ended.tool_calls, late.digest))
+            await store.add_seal(_seal(run, 1), records={found.record.id: found.num_calls})
             assert await store.unsealed(run, limit=9, late=True) == []
 
         asyncio.run(scenario())
@@ -150,16 +176,26 @@ class StoreSealsSuite(ConformanceSuite):
         asyncio.run(scenario())
 
 
-async def _ended(store: Store, run: str, group: str, *, calls: int = 0, sample_index: int = 0) -> EndedRecord:
+async def _ended(
+    store: Store, run: str, group: str, *, calls: int = 0, tool_calls: int = 0, sample_index: int = 0
+) -> EndedRecord:
     """Add a scored record with calls, and return it as it waits for its seal."""
     record = await add_record(store, run, group, sample_index=sample_index)
     interactions = [digested(call(record, seq=seq)) for seq in range(calls)]
     for interaction in interactions:
         await store.add_interaction(run, interaction)
+    tools = [digested(tool_call(record, seq=seq)) for seq in range(tool_calls)]
+    for item in tools:
+        await store.add_tool_call(run, item)
     scored = attrs.evolve(record, outcome=Outcome.SCORED, reward=0.5, score_details={"why": ["so"]}, finished_at=9.5)
     await store.finish_record(scored)
     (row,) = [row for row in await store.groups(run) if row.id == group]
-    return EndedRecord(record=scored, group=row, calls=tuple(item.digest for item in interactions))
+    return EndedRecord(
+        record=scored,
+        group=row,
+        calls=tuple(item.digest for item in interactions),
+        tool_calls=tuple(item.digest for item in tools),
+    )
 
 
 def _seal(run: str, number: int) -> SealRow:

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from agentrl_core.api.claims import Admission, GroupClaim
 from agentrl_core.api.members import Member, Role
 from agentrl_core.api.stores import RunRow, SessionRow, StepRow, Store
-from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, run_lengths
+from agentrl_core.types import (
+    FinishReason,
+    Grammar,
+    Interaction,
+    Outcome,
+    Record,
+    Sampling,
+    ToolCall,
+    ToolOutcome,
+    run_lengths,
+)
 
 UNLIMITED = Admission(max_head_offpolicyness=99, tasks_per_step=99, requeue=9)
 """Admission of as many groups as a test asks for."""
@@ -102,6 +112,41 @@ def interactions(draw: st.DrawFn) -> Interaction:
     )
 
 
+_parts = st.lists(
+    st.builds(lambda text: {"type": "text", "text": text}, texts)
+    | st.just({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}})
+    | objects,
+    max_size=3,
+).map(tuple)
+_any_text = st.text(st.characters(), max_size=20)
+"""With lone surrogates, which names and texts of a model may have."""
+
+
+@st.composite
+def tool_calls(draw: st.DrawFn) -> ToolCall:
+    """Draw an arbitrary tool call; the test sets `record_id` and `seq`."""
+    return ToolCall(
+        id=f"tool-{next(fresh)}",
+        record_id="",
+        seq=0,
+        call_id=draw(texts),
+        name=draw(texts),
+        arguments=draw(objects | _any_text),
+        server=draw(texts),
+        tool=draw(texts),
+        sent=draw(st.none() | objects),
+        isolation=draw(st.sampled_from(["", "shared", "session", "process"])),
+        outcome=draw(st.sampled_from(ToolOutcome)),
+        error=draw(texts),
+        raw=draw(st.none() | _parts),
+        shown=draw(_parts),
+        attempts=draw(st.integers(0, 9)),
+        middleware=tuple(draw(st.lists(texts, max_size=2))),
+        started_at=draw(_times),
+        finished_at=draw(_times),
+    )
+
+
 finals = st.builds(
     lambda **fields: fields,
     outcome=st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.RUNNING]),
@@ -112,6 +157,7 @@ finals = st.builds(
     score=st.none() | _floats,
     score_parts=st.dictionaries(texts, _floats, max_size=3),
     score_details=st.dictionaries(texts, texts | st.lists(st.integers() | st.none()), max_size=3),
+    marks=st.lists(texts, max_size=3, unique=True).map(tuple),
     finished_at=_times,
 )
 
@@ -215,6 +261,12 @@ def call(record: Record, *, seq: int = 0, **fields: Any) -> Interaction:
         "output": {"role": "assistant", "content": "ho"},
     }
     return Interaction(id=f"chatcmpl-{next(fresh)}", record_id=record.id, seq=seq, **{**default, **fields})
+
+
+def tool_call(record: Record, *, seq: int = 0, **fields: Any) -> ToolCall:
+    """Return a small tool call of `record`."""
+    default = {"name": "look", "arguments": {"at": "c3"}, "server": "fields", "tool": "look", "outcome": ToolOutcome.OK}
+    return ToolCall(id=f"tool-{next(fresh)}", record_id=record.id, seq=seq, **{**default, **fields})
 
 
 def session(record: Record, **fields: Any) -> SessionRow:

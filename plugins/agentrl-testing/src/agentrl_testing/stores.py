@@ -17,6 +17,7 @@ from agentrl_testing.store_members import StoreMembersSuite
 from agentrl_testing.store_requests import StoreRequestsSuite
 from agentrl_testing.store_resuming import StoreResumingSuite
 from agentrl_testing.store_seals import StoreSealsSuite
+from agentrl_testing.store_tool_calls import StoreToolCallsSuite
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
@@ -30,6 +31,7 @@ class StoreSuite(
     StoreResumingSuite,
     StoreRequestsSuite,
     StoreSealsSuite,
+    StoreToolCallsSuite,
 ):
     """Conformance tests of stores: define the fixtures `store`, `reopen` and `read`.
 

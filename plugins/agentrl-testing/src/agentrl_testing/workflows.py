@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from agentrl_core.api.scoring import ScoreRequest, ScorerResult
+    from agentrl_core.api.scoring import ScoreRequest
+    from agentrl_core.gateway.compaction import NamedPolicy
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.rollout.workflow_call import ResolvedWorkflow
     from agentrl_core.tools.toolbox import Toolbox
@@ -53,9 +54,10 @@ class Rehearsal:
 
     `say` gets the rendered prompt and returns the policy's text, with tool calls in the form of the chat template
     (`<tool_call>{"name": "add", "arguments": {}}</tool_call>`). The files of the run are written into `directory`.
+    `context` is the context policy of a run, if it has one.
     """
 
-    def __init__(self, directory: Path, say: Callable[[str], str]) -> None:
+    def __init__(self, directory: Path, say: Callable[[str], str], *, context: NamedPolicy | None = None) -> None:
         write_tokenizer(directory, context_length=_CONTEXT_TOKENS)
         self._chat = Chat.from_directory(directory)
         self._say = say
@@ -70,6 +72,7 @@ class Rehearsal:
             sampling=SamplingConfig(),
             config=GatewayConfig(),
             seed=0,
+            context=context,
         )
         self._numbers = itertools.count()
         self._loop = asyncio.Runner()
@@ -90,13 +93,13 @@ class Rehearsal:
         tasks: Sequence[Task],
         *,
         timeout_s: float = 60.0,
-        scorer: Callable[[ScoreRequest], ScorerResult] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
+        scorer: Callable[[ScoreRequest], Any] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
         tools: Toolbox | None = None,
     ) -> list[Episode]:
         """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 
         `workflow` is what `resolve_workflow` or `resolve_in_workers` returns, or any other source of episodes; `close`
-        closes it. `scorer` scores the episodes for which the workflow returns no reward. The servers of `tools` run
+        closes it. `scorer` scores the episodes for which the workflow returns no reward, sync or async. The servers of `tools` run
         from the start of this call to its end.
         """
         runner = Runner(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.data.export.branches import branches_of
 from agentrl_core.data.export.chat import branch_messages, openai_message
-from agentrl_core.types import Outcome
+from agentrl_core.data.tool_calls import by_asking_call, tool_call_facts
+from agentrl_core.types import Outcome, ToolOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from agentrl_core.data.export.branches import Branch
-    from agentrl_core.types import Episode, Interaction, Record, Task
+    from agentrl_core.types import Episode, Interaction, Record, Task, ToolCall
 
 _STATUS = {
     Outcome.RUNNING: "running",
@@ -50,8 +51,10 @@ def documents(
     if is_first:
         yield _line("Task", _task(record, task, group, split))
     yield _line("Record", _record(episode, split, trained_steps))
+    tool_calls = by_asking_call(episode)
     for item in episode.interactions:
-        yield _line("DispatchedSamplingTask", _sampled(item, episode, token_text))
+        failed = any(call.outcome is not ToolOutcome.OK for call in tool_calls.get(item.id, ()))
+        yield _line("DispatchedSamplingTask", _sampled(item, episode, token_text, tool_failed=failed))
     for branch in branches_of(episode):
         yield _line("DBRecordData", _training_data(branch, record, split, token_text))
 
@@ -98,6 +101,8 @@ def _record(episode: Episode, split: str, trained_steps: Sequence[int]) -> dict[
             "error_detail": record.detail,
             "turns": len(episode.interactions),
             "score_parts": dict(record.score_parts),
+            **({"marks": list(record.marks)} if record.marks else {}),
+            **({"tool_calls": [_tool_call(call) for call in episode.tool_calls]} if episode.tool_calls else {}),
         },
         "status": _STATUS[record.outcome],
         "score": record.reward,
@@ -106,7 +111,15 @@ def _record(episode: Episode, split: str, trained_steps: Sequence[int]) -> dict[
     }
 
 
-def _sampled(item: Interaction, episode: Episode, token_text: Callable[[int], str]) -> dict[str, Any]:
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    """Return a tool call without its contents, which are in the messages."""
+    arguments = call.arguments if isinstance(call.arguments, str) else dict(call.arguments)
+    return {"id": call.call_id or call.id, "name": call.name, "arguments": arguments, **tool_call_facts(call)}
+
+
+def _sampled(
+    item: Interaction, episode: Episode, token_text: Callable[[int], str], *, tool_failed: bool
+) -> dict[str, Any]:
     lineage = episode.lineage(item)
     request = [message for call in lineage[:-1] for message in (*call.messages, call.output)]
     prompt = len(episode.full_ids(item)) - len(item.output_ids)
@@ -150,7 +163,7 @@ def _sampled(item: Interaction, episode: Episode, token_text: Callable[[int], st
         "created_at_step": _version(item),
         "is_minio_managed": False,
         "task_type": "policy" if item.trainable else "other",
-        "status": "formaterror" if item.tool_errors else "completed",
+        "status": "formaterror" if item.tool_errors else "toolfailed" if tool_failed else "completed",
         "token_ids": list(item.output_ids),
     }
 

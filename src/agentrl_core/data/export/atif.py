@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.data.export.branches import branches_of
 from agentrl_core.data.export.chat import tool_call
+from agentrl_core.data.tool_calls import by_asking_call, tool_call_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agentrl_core.api.stores import RunRow
     from agentrl_core.data.export.branches import Branch
-    from agentrl_core.types import Episode, Interaction, Record, Task
+    from agentrl_core.types import Episode, Interaction, Record, Task, ToolCall
 
 SCHEMA = "ATIF-v1.7"
 """The lowest version that has every field written here; readers of later versions accept it."""
@@ -31,13 +32,18 @@ _MEDIA_TYPES = {"jpg": "image/jpeg", "jpeg": "image/jpeg", "png": "image/png", "
 
 def trajectories(episode: Episode, task: Task | None, run: RunRow) -> Iterator[dict[str, Any]]:
     """Yield a trajectory for each branch of an episode, in the order of `branches_of`."""
+    tool_calls = by_asking_call(episode)
     for branch in branches_of(episode):
         steps: list[dict[str, Any]] = []
+        recorded: dict[str, ToolCall] = {}
         for item in branch.calls:
             copied = item.id in branch.shared
             for message in item.messages:
-                _add_message(steps, message, copied=copied)
+                _add_message(steps, message, recorded, copied=copied)
+            # Only those of the turn before: models may give an id again.
+            recorded = {call.call_id: call for call in tool_calls.get(item.id, ()) if call.call_id}
             steps.append(_turn(item, episode, copied=copied))
+        _add_unanswered(steps, recorded)
         for number, step in enumerate(steps, start=1):
             step["step_id"] = number
         yield {
@@ -84,6 +90,7 @@ def _about(record: Record) -> dict[str, Any]:
         "score": record.score,
         "score_parts": dict(record.score_parts),
         "score_details": dict(record.score_details),
+        **({"marks": list(record.marks)} if record.marks else {}),
         "group": record.group_id,
         "sample_index": record.sample_index,
         "attempt": record.attempt,
@@ -92,11 +99,13 @@ def _about(record: Record) -> dict[str, Any]:
     }
 
 
-def _add_message(steps: list[dict[str, Any]], message: Mapping[str, Any], *, copied: bool) -> None:
+def _add_message(
+    steps: list[dict[str, Any]], message: Mapping[str, Any], recorded: Mapping[str, ToolCall], *, copied: bool
+) -> None:
     """Append the step of a message in a request; a tool's result joins the turn that called the tool."""
     role, content = message["role"], _content(message.get("content"))
     if role in {"tool", "function"}:
-        _observe(steps, message, content)
+        _observe(steps, message, content, recorded)
         return
     if role == "assistant":
         steps.append({"source": "agent", "message": content, **_spoken(message), "is_copied_context": True})
@@ -105,7 +114,12 @@ def _add_message(steps: list[dict[str, Any]], message: Mapping[str, Any], *, cop
     steps.append({"source": source, "message": content, **({"is_copied_context": True} if copied else {})})
 
 
-def _observe(steps: list[dict[str, Any]], message: Mapping[str, Any], content: str | list[dict[str, Any]]) -> None:
+def _observe(
+    steps: list[dict[str, Any]],
+    message: Mapping[str, Any],
+    content: str | list[dict[str, Any]],
+    recorded: Mapping[str, ToolCall],
+) -> None:
     last = steps[-1] if steps else {}
     if last.get("source") != "agent" and "observation" not in last:
         # An agent that shortened its history: the turn that called the tool is not in it any more.
@@ -113,11 +127,25 @@ def _observe(steps: list[dict[str, Any]], message: Mapping[str, Any], content: s
     turn = steps[-1]
     answered = message.get("tool_call_id")
     known = answered in {call["tool_call_id"] for call in turn.get("tool_calls", ())}
+    extra = {} if known or not answered else {"tool_call_id": answered}
+    if known and (call := recorded.get(str(answered))) is not None:
+        extra |= tool_call_facts(call)
     result = {
         "content": content,
-        **({"source_call_id": answered} if known else {"extra": {"tool_call_id": answered}} if answered else {}),
+        **({"source_call_id": answered} if known else {}),
+        **({"extra": extra} if extra else {}),
     }
     turn.setdefault("observation", {"results": []})["results"].append(result)
+
+
+def _add_unanswered(steps: list[dict[str, Any]], recorded: Mapping[str, ToolCall]) -> None:
+    """Append the results of the last turn's tool calls, after which the policy was not asked again."""
+    turn = steps[-1] if steps else {}
+    for name in (call["tool_call_id"] for call in turn.get("tool_calls", ())):
+        if name in recorded:
+            content = _content([dict(part) for part in recorded[name].shown])
+            result = {"content": content, "source_call_id": name, "extra": tool_call_facts(recorded[name])}
+            turn.setdefault("observation", {"results": []})["results"].append(result)
 
 
 def _turn(item: Interaction, episode: Episode, *, copied: bool) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core.data.lines import BadLineError, read_objects
-from agentrl_core.types import Episode, Interaction, Record, Task
+from agentrl_core.types import Episode, Interaction, Record, Task, ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cattrs import Converter
 
 FORMAT = "agentrl.episode/1"
@@ -30,13 +29,14 @@ class TaskEpisode:
 
 
 def episode_row(episode: Episode, task: Task | None) -> dict[str, Any]:
-    """Return the line of a record: its task, all its fields, and its interactions with their token ids."""
+    """Return the line of a record: its task, all its fields, its interactions with their token ids, and tool calls."""
     plain = _converter().unstructure
     return {
         "format": FORMAT,
         "task": None if task is None else plain(task),
         "record": plain(episode.record),
         "interactions": [plain(item) for item in episode.interactions],
+        "tool_calls": [plain(item) for item in episode.tool_calls],
     }
 
 
@@ -61,17 +61,21 @@ def read_episode(row: Mapping[str, Any]) -> TaskEpisode:
     try:
         record = read(row["record"], Record)
         interactions = tuple(read(item, Interaction) for item in row["interactions"])
+        tool_calls = tuple(read(item, ToolCall) for item in row.get("tool_calls", ()))  # earlier versions had none
         task = None if row["task"] is None else read(row["task"], Task)
     except (cattrs.BaseValidationError, KeyError, TypeError) as error:
         told = (
             "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else repr(error)
         )
         raise BadLineError(f"not a record of {FORMAT}: {told}") from error
-    return TaskEpisode(episode=Episode(record=record, interactions=interactions), task=task)
+    episode = Episode(record=record, interactions=interactions, tool_calls=tool_calls)
+    return TaskEpisode(episode=episode, task=task)
 
 
 @functools.cache
 def _converter() -> Converter:
     import cattrs  # not needed by the commands that write no episodes
 
-    return cattrs.Converter(forbid_extra_keys=True)
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter.register_structure_hook_func(lambda kind: kind == Mapping[str, Any] | str, lambda value, _: value)
+    return converter

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 64
 """Records per row group: an episode of many turns has megabytes."""
 
-_RECORD_JSON = ("rewards", "score_parts", "score_details")
+_RECORD_JSON = ("rewards", "score_parts", "score_details", "marks")
 _CALL_JSON = ("messages", "output", "tools", "sampling", "requested", "versions")
+_TOOL_CALL_JSON = ("arguments", "sent", "shown", "raw", "middleware")
 
 
 def write_parquet(rows: Iterable[Mapping[str, Any]], file: BinaryIO) -> None:
@@ -51,6 +52,7 @@ def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
         "task": _json(row["task"]),
         **_cells(record, _RECORD_JSON),
         "interactions": [_cells(call, _CALL_JSON) for call in calls],
+        "tool_calls": [_cells(call, _TOOL_CALL_JSON) for call in row["tool_calls"]],
     }
 
 
@@ -61,12 +63,18 @@ def _cells(fields: Mapping[str, Any], as_json: Sequence[str]) -> dict[str, Any]:
 
 def _row(columns: dict[str, Any]) -> dict[str, Any]:
     task, calls = columns.pop("task"), columns.pop("interactions")
+    tool_calls = columns.pop("tool_calls", ())  # files of earlier versions lack it, and `marks`
     return {
         "format": FORMAT,
         "task": json.loads(task),
-        "record": columns | {name: json.loads(columns[name]) for name in _RECORD_JSON},
-        "interactions": [call | {name: json.loads(call[name]) for name in _CALL_JSON} for call in calls],
+        "record": _restored(columns, _RECORD_JSON),
+        "interactions": [_restored(call, _CALL_JSON) for call in calls],
+        "tool_calls": [_restored(call, _TOOL_CALL_JSON) for call in tool_calls],
     }
+
+
+def _restored(cells: Mapping[str, Any], as_json: Sequence[str]) -> dict[str, Any]:
+    return {**cells, **{name: json.loads(cells[name]) for name in as_json if name in cells}}
 
 
 def _json(value: Any) -> str:
@@ -88,10 +96,19 @@ def _schema(arrow: Any) -> Any:
         "output_ids": arrow.list_(arrow.int32()),
         "logprobs": arrow.list_(arrow.float64()),
         **dict.fromkeys(_CALL_JSON, text),
-        **dict.fromkeys(("finish_reason", "model", "api", "upstream", "witness", "retry_key"), text),
+        **dict.fromkeys(("finish_reason", "model", "api", "upstream", "witness", "retry_key", "digest"), text),
         "trainable": flag,
         "cached_tokens": number,
         "tool_errors": number,
+        "started_at": time,
+        "finished_at": time,
+    }
+    tool_call = {
+        **dict.fromkeys(("id", "record_id"), text),
+        "seq": number,
+        **dict.fromkeys(("call_id", "name", "server", "tool", "isolation", "outcome", "error", "digest"), text),
+        **dict.fromkeys(_TOOL_CALL_JSON, text),
+        "attempts": number,
         "started_at": time,
         "finished_at": time,
     }
@@ -108,6 +125,7 @@ def _schema(arrow: Any) -> Any:
         "started_at": time,
         "finished_at": time,
         "interactions": arrow.list_(arrow.struct(list(call.items()))),
+        "tool_calls": arrow.list_(arrow.struct(list(tool_call.items()))),
     }
     return arrow.schema(list(record.items()))
 

@@ -72,7 +72,7 @@ class Work(Protocol):
         ...
 
     async def look(self, members: Sequence[Member]) -> bool:
-        """Do what the members' state asks for, on the event loop; return whether others wait to hear of it."""
+        """Do what the live members ask for, on the event loop; return whether others wait to hear of it."""
         ...
 
     def finish(self) -> None:
@@ -187,7 +187,7 @@ async def _stay(store: Store, member: Member, membership: Membership, work: Work
     loop = asyncio.get_running_loop()
     told, told_at = _news(work), loop.time()
     while True:
-        members = await store.members(member.run_id)
+        members = await store.members(member.run_id, live=True)
         if ended := await end.look(members):
             return ended
         if (await store.control(member.run_id)).wanted == "stop":

@@ -107,16 +107,18 @@ class RunEnd:
     async def look(self, members: Sequence[Member]) -> str:
         """Return how the run has ended, and an empty text while it goes on; `RunError` if it lacks a trainer too long.
 
-        A trainer that was killed or interrupted may come back, so its run has not ended.
+        `members` are the live ones. A trainer that was killed or interrupted may come back, so its run has not ended.
         """
         store, run_id = self._run.store, self._run.row.id
         status = next((row.status for row in await store.runs() if row.id == run_id), "gone")
         if status in ("finished", "failed", "gone"):
             return status
-        trainers = [member for member in members if member.role == "train"]
-        if any(member.state == "live" for member in trainers):
+        if any(member.role == "train" for member in members):
             self._wait.over()
         else:
+            trainers = [member for member in await store.members(run_id) if member.role == "train"]
+            if trainers and trainers[-1].state == "live":  # it has joined meanwhile
+                return ""
             last = f" (the last one, {trainers[-1].name}, {_GONE[trainers[-1].state]})" if trainers else ""
             self._wait.on(f"the trainer{last}", f"resume the run with `{self._command('train')}`")
         return ""

@@ -129,7 +129,7 @@ class Sampler:
         self._undo.close()
 
     async def _refresh(self) -> None:
-        await self._use(await self._store.members(self._run_id))
+        await self._use(await self._store.members(self._run_id, live=True))
 
     async def _use(self, members: Sequence[Member]) -> None:
         servers = [member for member in members if _serves(member)]
@@ -156,10 +156,10 @@ class Sampler:
 
 
 async def _first_servers(joining: Joining) -> Sequence[Member]:
-    """Wait until a server is live, and return the members of the run then."""
+    """Wait until a server is live, and return the live members of the run then."""
     wait = Wait(joining.notice, joining.components.config.roles.wait_s)
     while True:
-        members = await joining.store.members(joining.directory.name)
+        members = await joining.store.members(joining.directory.name, live=True)
         if any(map(_serves, members)):
             return members
         wait.on("a server", f"start one with `{joining.command('serve')}`")
@@ -167,8 +167,8 @@ async def _first_servers(joining: Joining) -> Sequence[Member]:
 
 
 def _serves(member: Member) -> bool:
-    """Return whether a member is a live server that has every version which it needs, see `serve.Server`."""
-    return member.role == "serve" and member.state == "live" and "version" in member.report
+    """Return whether a live member is a server that has every version which it needs, see `serve.Server`."""
+    return member.role == "serve" and "version" in member.report
 
 
 def _admin_key(joining: Joining) -> str:

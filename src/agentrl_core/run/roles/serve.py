@@ -127,7 +127,7 @@ class Server:
         """Load a newer version if there is one, and close the sessions of samplers that are gone."""
         if self._gateway.fatal is not None:
             raise self._gateway.fatal
-        samplers = {member.id for member in members if member.role == "sample" and member.state == "live"}
+        samplers = {member.id for member in members if member.role == "sample"}
         for gone in self._samplers - samplers:
             await self._gateway.close_sessions_of(gone)
         self._samplers = samplers

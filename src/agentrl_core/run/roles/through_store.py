@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.api.weights import ModuleWeights
 from agentrl_core.errors import RunError
+from agentrl_core.rollout.outcome_counts import label
 from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.threads import LoopThread
+from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -79,12 +81,14 @@ class SamplingThroughStore(SamplingSide):
             notice, None if limit_s is None else limit_s + components.config.rollout.timeout_s, quiet_s=_QUIET_S
         )
         self._version, self._steps_done = start.version, start.step
+        self._ended_before: Counter[str] = Counter()
         self._drained: dict[str, Counter[str]] = {}
         self._servers: Sequence[Member] = ()
         report_also(self._report)
         self._loop = LoopThread("store", workers=1)
         try:
-            self._before = self._counts(self._run(self._store.members(run_id)))
+            self._before = _counts(self._run(self._store.members(run_id)))
+            self._ended_before = self._run(self._ended())
             self._drained = {name: Counter(counts) for name, counts in self._before.items()}
             self.load_weights(start.version, start.learner.weights())
             self._run(self._until_loaded())
@@ -153,7 +157,7 @@ class SamplingThroughStore(SamplingSide):
         """Return what ended since the last call, as far as the samplers have told."""
         members = self._run(self._store.members(self._run_id))
         samplers = sum(member.role == "sample" and member.state == "live" for member in members)
-        now = self._counts(members)
+        now = _counts(members)
         new = {name: counts - self._drained[name] for name, counts in now.items()}
         self._drained = now
         takes_tools = all(server.report.get("takes_tools", True) for server in self._servers)
@@ -166,14 +170,19 @@ class SamplingThroughStore(SamplingSide):
         )
 
     def close(self) -> SamplingTotals:
-        """Return what was sampled since this process began; the other members go on until the run has ended."""
+        """Return what was sampled since this process began; the other members go on until the run has ended.
+
+        The outcomes are those of the records in the store, and all else is as the members told it last.
+        """
+        outcomes: list[Counter[str]] = []
         try:
-            self._loop.try_run(self._drain_last(), "reading the samplers' last counts", limit_s=_END_S)
+            self._loop.try_run(self._drain_last(outcomes), "reading what the samplers did last", limit_s=_END_S)
         finally:
             self._loop.close()
         total = {name: counts - self._before[name] for name, counts in self._drained.items()}
         return SamplingTotals(
-            outcomes=total["outcomes"],
+            # A store that is away has ended the run, so what was told before has to do.
+            outcomes=outcomes[0] if outcomes else total["outcomes"],
             groups=total["groups"],
             llm_calls=self.llm_calls,
             cpu_seconds={name: float(total["cpu_ms"][name]) / 1000 for name in ("agent", "gateway", "engine")},
@@ -183,8 +192,14 @@ class SamplingThroughStore(SamplingSide):
         waits_for = self._wait.what or self._loading.what or self._stall.what
         return {"version": self._version, "step": self._steps_done, "waits_for": waits_for}
 
-    async def _drain_last(self) -> None:
-        self._drained = self._counts(await self._store.members(self._run_id))
+    async def _drain_last(self, outcomes: list[Counter[str]]) -> None:
+        self._drained = _counts(await self._store.members(self._run_id))
+        outcomes.append(await self._ended() - self._ended_before)
+
+    async def _ended(self) -> Counter[str]:
+        """Return the number of ended records by outcome."""
+        records = await self._store.records(self._run_id)
+        return Counter(label(record) for record in records if record.outcome is not Outcome.RUNNING)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(work, asked_to_stop=self._asked_to_stop)
@@ -192,8 +207,8 @@ class SamplingThroughStore(SamplingSide):
     async def _until_loaded(self) -> None:
         """Wait until every live server has the current version, and at least one is there."""
         while True:
-            members = await self._store.members(self._run_id)
-            servers = [member for member in members if member.role == "serve" and member.state == "live"]
+            members = await self._store.members(self._run_id, live=True)
+            servers = [member for member in members if member.role == "serve"]
             behind = [server for server in servers if int(server.report.get("version", -1)) < self._version]
             if servers and not behind:
                 self._servers = servers
@@ -203,7 +218,7 @@ class SamplingThroughStore(SamplingSide):
             refused = [error for server in servers if (error := _refusal(server, self._version))]
             if refused and len(refused) == len(servers):
                 raise RunError(f"no server could load version {self._version}: {refused[0]}")
-            if not self._missing(members, "serve"):
+            if not await self._missing(members, "serve"):
                 names = ", ".join(server.name for server in behind)
                 self._wait.over()
                 self._loading.on(
@@ -218,13 +233,13 @@ class SamplingThroughStore(SamplingSide):
         ended = -1
         try:
             while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
-                members = await self._store.members(self._run_id)
+                members = await self._store.members(self._run_id, live=True)
                 paused = (await self._store.control(self._run_id)).wanted == "pause"
-                if not paused and (self._missing(members, "serve") or self._missing(members, "sample")):
+                if not paused and (await self._missing(members, "serve") or await self._missing(members, "sample")):
                     continue
                 self._wait.over()
-                counts = self._counts(members)
-                # A served call is progress too, because episodes may be long.
+                counts = _counts(members)
+                # A served call is progress too, because episodes may be long; so is a member that comes or goes.
                 before, ended = ended, counts["outcomes"].total() + counts["calls"].total()
                 if paused or ended != before:
                     self._stall.over()
@@ -236,11 +251,13 @@ class SamplingThroughStore(SamplingSide):
             self._wait.over()
             self._stall.over()
 
-    def _missing(self, members: Sequence[Member], role: Role) -> bool:
-        """Return whether the run has no live member of a role; wait for one then."""
-        if any(member.role == role and member.state == "live" for member in members):
+    async def _missing(self, members: Sequence[Member], role: Role) -> bool:
+        """Return whether none of the live members has a role; wait for one then."""
+        if any(member.role == role for member in members):
             return False
-        earlier = [member for member in members if member.role == role]
+        earlier = [member for member in await self._store.members(self._run_id) if member.role == role]
+        if earlier and earlier[-1].state == "live":  # it has joined meanwhile
+            return False
         last = f" (the last one, {_end_of(earlier[-1])})" if earlier else ""
         self._wait.on(f"{_KINDS[role]}{last}", f"start one with `{self._command(role)}`")
         return True
@@ -250,20 +267,21 @@ class SamplingThroughStore(SamplingSide):
         waiting = {
             f"{member.name} waits for {what}"
             for member in members
-            if member.state == "live" and member.role != "train" and (what := member.report.get("waits_for"))
+            if member.role != "train" and (what := member.report.get("waits_for"))
         }
         self._stall.on(
             "an episode to end" + (f" ({'; '.join(sorted(waiting))})" if waiting else ""),
             f"see the samplers' logs; an episode ends after rollout.timeout_s = {self._config.rollout.timeout_s:g} s",
         )
 
-    def _counts(self, members: Sequence[Member]) -> dict[str, Counter[str]]:
-        """Return the sums of what all members have counted, also those that are gone."""
-        sums: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
-        for member in members:
-            for name, total in sums.items():
-                total.update(member.report.get(name, {}))
-        return sums
+
+def _counts(members: Sequence[Member]) -> dict[str, Counter[str]]:
+    """Return the sums of what members have counted."""
+    sums: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
+    for member in members:
+        for name, total in sums.items():
+            total.update(member.report.get(name, {}))
+    return sums
 
 
 def _end_of(member: Member) -> str:

@@ -108,6 +108,27 @@ SCAFFOLDS: Mapping[str, Scaffold] = {
         usage="gateway: {tool_parser: $component}",
         summary="A tool-call parser for agentrl",
     ),
+    "context": Scaffold(
+        kind="contexts",
+        file="context",
+        attribute="",
+        usage="context: {use: $component, max_prompt_tokens: 4000}",
+        summary="A context policy for agentrl",
+    ),
+    "tool-server": Scaffold(
+        kind="tools",
+        file="tool_server",
+        attribute="",
+        usage="tools: {servers: [{use: $component, limit: 10}]}",
+        summary="A tool server for agentrl",
+    ),
+    "tool-middleware": Scaffold(
+        kind="tool_middleware",
+        file="tool_middleware",
+        attribute="",
+        usage="tools: {servers: [{use: functions, functions: [my_tools.py:search]}], middleware: [$component]}",
+        summary="Tool middleware for agentrl",
+    ),
     "model": Scaffold(
         kind="models",
         file="model",

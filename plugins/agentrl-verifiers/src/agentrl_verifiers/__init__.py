@@ -1,0 +1,1 @@
+"""Train on environments of verifiers; only `dataset` runs in the interpreter of the run."""
