@@ -123,8 +123,18 @@ def test_the_example_of_adapt_agent_wraps_its_framework_and_leaves_others(monkey
     assert manager.adapt_agent(SimpleNamespace(), {}) is None
 
 
+def test_the_example_of_serve_tools_serves_over_http_alone(monkeypatch):
+    manager, _ = loaded(example_of(hookspecs.serve_tools))
+    server = ModuleType("agentrl_rest.server")
+    server.serve = lambda *arguments: arguments
+    monkeypatch.setitem(__import__("sys").modules, "agentrl_rest", ModuleType("agentrl_rest"))
+    monkeypatch.setitem(__import__("sys").modules, "agentrl_rest.server", server)
+    assert manager.serve_tools("tools", host="127.0.0.1", port=None) is None
+    assert manager.serve_tools("tools", host="127.0.0.1", port=0) == ("tools", "127.0.0.1", 0)
+
+
 def test_every_hook_is_covered_by_a_test_above():
-    assert set(HOOKS) == {f"register_{kind}" for kind in KINDS} | set(ARGUMENTS) | {"adapt_agent"}
+    assert set(HOOKS) == {f"register_{kind}" for kind in KINDS} | set(ARGUMENTS) | {"adapt_agent", "serve_tools"}
 
 
 def test_a_hook_without_an_example_is_found():

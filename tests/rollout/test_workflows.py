@@ -341,7 +341,7 @@ def test_a_wrong_signature_is_refused_before_anything_starts(resolve):
     for workflow in (NoData, NoData(), nothing):
         with pytest.raises(ConfigError, match=r"config.yaml:4: workflow: .* no parameter for the task"):
             resolve(workflow)
-    with pytest.raises(ConfigError, match="'tools'"):
+    with pytest.raises(ConfigError, match="'tray'"):
         resolve(Demanding)
 
 

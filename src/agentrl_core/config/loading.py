@@ -141,7 +141,9 @@ def _from_working_directory(assignment: Assignment) -> Assignment:
     """
     value, path = assignment.node.value, assignment.path
     # `use` of a data set may be a file, its options may not; `data.eval.NAME` is another set.
-    names_file = path[:2] in _FILES and (len(path) == 2 or path[-1] == "use" or path[1:2] == ("eval",) and len(path) == 3)  # noqa: PLR2004
+    names_file = path[:2] in _FILES and (
+        len(path) == 2 or path[-1] == "use" or (path[1:2] == ("eval",) and len(path) == 3)
+    )  # noqa: PLR2004
     if isinstance(value, str) and names_file and Path(value).expanduser().exists():
         return attrs.evolve(assignment, node=Node(str(Path(value).expanduser().resolve()), assignment.node.place))
     return assignment

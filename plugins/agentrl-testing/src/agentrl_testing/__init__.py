@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from agentrl_testing.scorers import ScorerSuite, check_scorer
     from agentrl_testing.shapings import ShapingSuite, check_shaping
     from agentrl_testing.stores import StoreSuite
+    from agentrl_testing.tool_middleware import ToolMiddlewareSuite, check_tool_middleware
     from agentrl_testing.tool_parsers import ToolParserSuite, check_tool_parser
+    from agentrl_testing.tool_servers import ToolDriver, ToolServerSuite, check_tool_server
     from agentrl_testing.trackers import TrackerSuite, check_tracker
     from agentrl_testing.worker_adapters import WorkerAdapterSuite
     from agentrl_testing.workflows import WorkflowSuite
@@ -53,7 +55,10 @@ _MODULES = {
     "ScriptedEngine": "agentrl_core.engines.scripted",
     "ShapingSuite": "shapings",
     "StoreSuite": "stores",
+    "ToolDriver": "tool_servers",
+    "ToolMiddlewareSuite": "tool_middleware",
     "ToolParserSuite": "tool_parsers",
+    "ToolServerSuite": "tool_servers",
     "TrackerSuite": "trackers",
     "WorkerAdapterSuite": "worker_adapters",
     "WorkflowSuite": "workflows",
@@ -70,7 +75,9 @@ _MODULES = {
     "check_plugin": "plugins",
     "check_scorer": "scorers",
     "check_shaping": "shapings",
+    "check_tool_middleware": "tool_middleware",
     "check_tool_parser": "tool_parsers",
+    "check_tool_server": "tool_servers",
     "check_tracker": "trackers",
     "isolated_plugins": "plugins",
     "made_up_episode": "episodes",
@@ -96,7 +103,10 @@ __all__ = [
     "ScriptedEngine",
     "ShapingSuite",
     "StoreSuite",
+    "ToolDriver",
+    "ToolMiddlewareSuite",
     "ToolParserSuite",
+    "ToolServerSuite",
     "TrackerSuite",
     "WorkerAdapterSuite",
     "WorkflowSuite",
@@ -113,7 +123,9 @@ __all__ = [
     "check_plugin",
     "check_scorer",
     "check_shaping",
+    "check_tool_middleware",
     "check_tool_parser",
+    "check_tool_server",
     "check_tracker",
     "isolated_plugins",
     "made_up_episode",

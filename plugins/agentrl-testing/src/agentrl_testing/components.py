@@ -103,6 +103,18 @@ def _tool_parser(parser: Any) -> None:
     check_tool_parser(parser)
 
 
+def _tool_server(server: Any) -> None:
+    from agentrl_testing.tool_servers import check_tool_server
+
+    check_tool_server(server)
+
+
+def _tool_middleware(middleware: Any) -> None:
+    from agentrl_testing.tool_middleware import check_tool_middleware
+
+    check_tool_middleware(middleware)
+
+
 def _command(command: Any) -> None:
     from agentrl_testing.commands import check_command
 
@@ -120,6 +132,8 @@ _CHECKS: Mapping[str, _Check] = {
     "losses": _loss,
     "scorers": _scorer,
     "shapings": _shaping,
+    "tool_middleware": _tool_middleware,
     "tool_parsers": _tool_parser,
+    "tools": _tool_server,
 }
 """Kind -> its checks; they need no examples, no folder and no network, and they are fast."""

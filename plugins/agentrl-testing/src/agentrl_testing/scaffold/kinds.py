@@ -108,6 +108,20 @@ SCAFFOLDS: Mapping[str, Scaffold] = {
         usage="gateway: {tool_parser: $component}",
         summary="A tool-call parser for agentrl",
     ),
+    "tool-server": Scaffold(
+        kind="tools",
+        file="tool_server",
+        attribute="",
+        usage="tools: {servers: [{use: $component, limit: 10}]}",
+        summary="A tool server for agentrl",
+    ),
+    "tool-middleware": Scaffold(
+        kind="tool_middleware",
+        file="tool_middleware",
+        attribute="",
+        usage="tools: {servers: [{use: functions, functions: [my_tools.py:search]}], middleware: [$component]}",
+        summary="Tool middleware for agentrl",
+    ),
     "model": Scaffold(
         kind="models",
         file="model",
