@@ -83,6 +83,10 @@ def shop_at(port):
     return f'tools.servers=[{{use: mcp, name: shop, url: "http://127.0.0.1:{port}/mcp"}}, {CALCULATOR}]'
 
 
+def judge_at(port):
+    return f'scorers.judge.models=[{{base_url: "http://127.0.0.1:{port}/v1", model: judge-1}}]'
+
+
 def test_a_question_takes_the_tools_of_two_servers(tmp_path):
     with serving("mcp_tools/shop.py") as port:
         episodes = play(tmp_path, "mcp_tools", (shop_at(port),), buyer, count=12)
@@ -113,11 +117,14 @@ def researcher(prompt):
     return call("search", query=titles[left[0]]) if left else f"<answer>{task['answer']}</answer>"
 
 
+def guesser(_):
+    return "<answer>nobody</answer>"
+
+
 def test_research_searches_browses_forgets_and_is_judged(tmp_path):
     with serving("deep_research/judge.py") as port:
-        judge = f'scorers.judge.models=[{{base_url: "http://127.0.0.1:{port}/v1", model: judge-1}}]'
-        episodes = play(tmp_path, "deep_research", (judge,), researcher, count=8)
-        lost = play(tmp_path / "wrong", "deep_research", (judge,), lambda _: "<answer>nobody</answer>", count=1)
+        episodes = play(tmp_path, "deep_research", (judge_at(port),), researcher, count=8)
+        lost = play(tmp_path / "wrong", "deep_research", (judge_at(port),), guesser, count=1)
     assert [(episode.record.reward, episode.record.detail) for episode in episodes] == [(1.0, "")] * 8
     assert [episode.record.reward for episode in lost] == [0.0]
     assert max(len(episode.interactions) for episode in episodes) == 5
@@ -161,3 +168,24 @@ def test_the_committed_data_is_what_its_script_writes(recipe, monkeypatch):
     for name, lines in written.items():
         assert rows_of(recipe, name) == lines, name
     assert {path.name for path in folder.glob("*.jsonl")} == set(written)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "script", "at"),
+    [("mcp_tools", "shop.py", shop_at), ("deep_research", "judge.py", judge_at)],
+)
+def test_a_step_of_the_recipe_trains_exact_tokens(warm, tmp_path, recipe, script, at):
+    """One step of 32 episodes, by the command line; a policy that knows so little gets any different rewards."""
+    (tmp_path / "lengths.py").write_text("def score(request):\n    return len(str(request.messages[-1])) % 7\n")
+    short = ("warm_start.steps=20", "rollout.tasks_per_step=4", "trainer.steps=1", "eval.every=0", "eval.tasks=1")
+    scored = f"data.default_scorer={tmp_path}/lengths.py:score"
+    with serving(f"{recipe}/{script}") as port:
+        options = ("--name", "smoke", f"output_dir={tmp_path}", *short, scored, at(port))
+        with warm.program("run", COOKBOOK / recipe / "config.yaml", *options) as program:
+            output, _ = program.communicate()
+    assert program.returncode == 0, output
+    events = [json.loads(line) for line in (tmp_path / "smoke/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert set(events[-1]["outcomes"]) == {"scored"}
+    assert events[-1]["outcomes"]["scored"] >= 32
+    assert events[-1]["exact_tokens"] == events[-1]["trained_tokens"] > 0

@@ -56,7 +56,7 @@ def questions() -> list[Question]:
 
 def task(name: str, question: Question) -> dict[str, Any]:
     """Return one row of a task file."""
-    return {"id": name, "query": question.text, "answer": str(question.answer), "scorer": "numeric"}
+    return {"id": name, "query": question.text, "answer": str(question.answer)}
 
 
 def demonstration(question: Question, tools: list[dict[str, Any]], chance: random.Random) -> dict[str, Any]:
