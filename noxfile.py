@@ -22,7 +22,7 @@ FRAMEWORKS = [path for path in PLUGINS if (path / "framework.txt").exists()]
 """Plugins whose framework cannot share an environment with agentrl; their tests use a separate one."""
 SHARED = ROOT / ".nox" / "tests" / ("Scripts" if sys.platform == "win32" else "bin")
 """Programs of the environment that `tests` creates; other sessions that need core, plugins and torch use it, too."""
-OLDEST_PYTHON = {"agentrl-openhands": (3, 12)}
+OLDEST_PYTHON = {"agentrl-openhands": (3, 12), "agentrl-verifiers": (3, 11)}
 COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 """Environment of the tests: let Python write bytecode, even if the machine forbids it.
 

@@ -14,7 +14,7 @@ from shop import ITEMS, TOWNS, price_of
 
 HERE = Path(__file__).parent
 SYSTEM = "Use the tools. Then write <answer>NUMBER</answer>."
-DEMONSTRATIONS = 800
+DEMONSTRATIONS = 1000
 EXPERTS = 0.15
 """Share of demonstrations that are right throughout."""
 ASTRAY = 0.6

@@ -9,6 +9,7 @@ FOLDER = Path(__file__).parent
 SYSTEM = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
 """System prompt of the environment."""
 LETTERS = "abdegiklmnoprstu"
+SHUFFLED = 0.6
 
 
 def write(name: str, rows: list[dict]) -> None:
@@ -17,9 +18,9 @@ def write(name: str, rows: list[dict]) -> None:
 
 
 def demonstration(word: str, draw: random.Random) -> dict:
-    """Return a reply in the right format, with the letters reversed in two of five cases and in any order in the others."""
+    """Return a reply in the right format; in `SHUFFLED` of all cases its letters are in any order."""
     letters = list(reversed(word))
-    if draw.random() < 0.6:
+    if draw.random() < SHUFFLED:
         draw.shuffle(letters)
     reply = f"<reversed_text>{''.join(letters)}</reversed_text>"
     roles = zip(("system", "user", "assistant"), (SYSTEM, word, reply), strict=True)
@@ -28,7 +29,7 @@ def demonstration(word: str, draw: random.Random) -> dict:
 
 def main() -> None:
     """Write all files; the words to train on and the held-out words differ."""
-    draw = random.Random(0)
+    draw = random.Random(0)  # noqa: S311  (no secrets)
     words = draw.sample(["".join(letters) for letters in itertools.product(LETTERS, repeat=4)], 600)
     train, test = words[:400], words[400:]
     write("words/train.jsonl", [{"prompt": word} for word in train])

@@ -5,8 +5,10 @@ import json
 import threading
 
 import pytest
+from tests.gateway.conftest import MemoryStore, TalkingEngine, running_gateway
 
 from agentrl_core.api.compaction import COMPACTION, compaction_of
+from agentrl_core.config.schema import UpstreamConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.gateway.compaction import NamedPolicy, Unchanged
 
@@ -361,3 +363,36 @@ def test_an_upstream_that_is_not_defined_is_refused_at_the_start(make_gateway):
     policy.upstreams = ("cheap",)
     with pytest.raises(ConfigError, match=r"context: 'summary' asks the upstream 'cheap', which is not in"):
         make_gateway(context=NamedPolicy(name="summary", policy=policy))
+
+
+class ByUpstream:
+    upstreams = ("cheap",)
+
+    async def compact(self, messages, usage, ask):
+        answer = await ask([{"role": "user", "content": "Sum up."}], upstream="cheap", max_tokens=70)
+        return [messages[0], {"role": "user", "content": answer["content"]}]
+
+
+def test_an_upstream_may_answer_and_is_not_trained(chat, model_dir, make_gateway, open_session, send_to, store, engine):
+    other = TalkingEngine(chat, model_dir)
+    other.replies = ["by another model"]
+    with running_gateway(chat, other, MemoryStore()) as provider:
+        url = f"{open_session(provider).base_url}/v1"
+        upstreams = {"cheap": UpstreamConfig(url=url)}
+        gateway = make_gateway(context=NamedPolicy(name="mine", policy=ByUpstream()), upstreams=upstreams)
+        session = open_session(gateway)
+        assert send_to(gateway, session, {"messages": [SYSTEM, QUESTION]}).status_code == 200
+    summary, call = store.interactions
+    assert (summary.api, summary.upstream, summary.trainable) == ("context", "cheap", False)
+    assert summary.requested[COMPACTION] == {"name": "mine"}
+    assert texts(call.messages) == ["Be brief.", "by another model"]
+    assert other.log[0].request.sampling.max_tokens == 70
+
+
+def test_a_call_to_an_upstream_is_not_compacted(chat, model_dir, make_gateway, open_session, send_to, store, policy):
+    with running_gateway(chat, TalkingEngine(chat, model_dir), MemoryStore()) as provider:
+        upstreams = {"cheap": UpstreamConfig(url=f"{open_session(provider).base_url}/v1")}
+        gateway = make_gateway(context=NamedPolicy(name="summary", policy=policy), upstreams=upstreams)
+        session = open_session(gateway)
+        assert send_to(gateway, session, {"model": "cheap", "messages": [SYSTEM, QUESTION]}).status_code == 200
+    assert policy.usages == []

@@ -58,6 +58,11 @@ def count(arguments, params, state, send):
 
 
 @tool
+def counted(arguments, params, state, send):
+    return text(COUNTS.get(state, 0))
+
+
+@tool
 def echo(arguments, params, state, send):
     return text(arguments["text"])
 

@@ -28,6 +28,7 @@ from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.chat.parsers.llama3 import Llama3Parser
 from agentrl_core.cli.plugins import app
 from agentrl_core.data.tasks import load_tasks
+from agentrl_core.gateway.compaction import Unchanged
 from agentrl_core.models import tiny
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.trackers.console import ConsoleTracker
@@ -36,6 +37,7 @@ from agentrl_core.types import Task
 from agentrl_testing import (
     AdvantageSuite,
     CommandSuite,
+    ContextPolicySuite,
     CreditSuite,
     DatasetSuite,
     FilterSuite,
@@ -47,6 +49,7 @@ from agentrl_testing import (
     TrackerSuite,
     check_advantage,
     check_command,
+    check_context,
     check_correction,
     check_credit,
     check_dataset,
@@ -361,3 +364,69 @@ def test_a_command_without_a_description_is_caught():
 
     with pytest.raises(AssertionError, match="give it a docstring"):
         check_command(silent)
+
+
+class TestContexts(ContextPolicySuite):
+    @pytest.fixture
+    def policy(self):
+        return Unchanged()
+
+
+def shortened(make):
+    """A context policy that shortens full histories by `make(messages)`."""
+
+    class Policy:
+        async def compact(self, messages, usage, ask):
+            return make(messages) if usage.prompt_tokens > 1000 else None
+
+    return Policy()
+
+
+def hasty():
+    """A context policy that shortens whatever it gets."""
+
+    class Policy:
+        async def compact(self, messages, usage, ask):
+            return messages[:1]
+
+    return Policy()
+
+
+def overwriting(messages):
+    messages[-1]["content"] = ""
+    return messages
+
+
+def forgetful():
+    seen = []
+
+    def make(messages):
+        seen.append(messages)
+        return [*messages, {"role": "user", "content": "x" * len(seen)}]
+
+    return shortened(make)
+
+
+def headless(messages):
+    return messages[1:] or messages
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        (hasty(), "1 of 100000 tokens, but the policy made"),
+        (shortened(lambda messages: []), "returned no messages"),
+        (
+            shortened(lambda messages: [one for one in messages if one["role"] != "tool"]),
+            "calls without their results",
+        ),
+        (shortened(lambda messages: [one for one in messages if one["role"] != "assistant"]), "without its call"),
+        (shortened(headless), "became"),
+        (shortened(overwriting), "the policy changed"),
+        (forgetful(), "shortened differently the second time"),
+    ],
+    ids=["hasty", "empty", "unanswered", "without call", "headless", "overwriting", "with memory"],
+)
+def test_a_context_policy_that_breaks_a_rule_is_told(policy, problem):
+    with pytest.raises(AssertionError, match=problem):
+        check_context(policy)

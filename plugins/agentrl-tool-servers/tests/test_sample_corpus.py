@@ -51,10 +51,10 @@ def test_the_seed_decides():
 def test_the_data_set_and_the_files_have_the_same_questions(tmp_path):
     main([str(tmp_path), "--seed", "5", "--people", "20"])
     for split in ("train", "test"):
-        read, made = load_tasks(tmp_path / f"{split}.jsonl"), tasks(split, seed=5, people=20)
+        read, made = load_tasks(tmp_path / f"{split}.jsonl"), tasks(split=split, seed=5, people=20)
         assert [(item.id, item.data, item.answer) for item in read] == [
             (item.id, item.data, item.answer) for item in made
         ]
     documents = [json.loads(line) for line in (tmp_path / "documents.jsonl").read_text().splitlines()]
     assert len(documents) == len(Corpus.read(tmp_path / "documents.jsonl").documents)
-    assert len(tasks("train", people=20, hops=[2], limit=3)) == 3
+    assert len(tasks(people=20, hops=[2], limit=3)) == 3

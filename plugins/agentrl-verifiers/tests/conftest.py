@@ -45,7 +45,7 @@ class Play:
         self._replies = ()
         self.rehearsal = Rehearsal(directory, self._say)
         self.engine = self.rehearsal.engine
-        # verifiers starts tool servers as `python -m MODULE`: an environment with tools has to be installed, or found so
+        # verifiers starts tool servers as `python -m MODULE`: it must find an environment that has tools
         agent = AgentConfig(mode="subproc", subproc_max_workers=1, python=python, env={"PYTHONPATH": str(ENVS)})
         self._workflow = resolve_in_workers(
             Component("verifiers", {"env": env, "args": args}),

@@ -32,9 +32,10 @@ class TreeCredit:
 
     - `full`: 1. Each sampled token has the record's whole advantage, so a record with more branches, which has sampled
       more tokens, weighs more in a mean over tokens.
-    - `shared`: m / K, so the loss is the mean over the branches of each branch's own loss, with what they share computed
-      once. All branches together weigh as much as one would, and what all of them go back to keeps the weight 1. It
-      goes by branches, not by their lengths: a short branch after a compaction counts as much as a long one before it.
+    - `shared`: m / K, so the loss is the mean over the branches of each branch's own loss, and what they share is still
+      computed once. All branches together weigh as much as one would, and what all of them go back to keeps the weight
+      1. It goes by branches, not by their lengths: a short branch after a compaction counts as much as a long one
+      before it.
     """
 
     turn_discount: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])

@@ -140,11 +140,9 @@ def _from_working_directory(assignment: Assignment) -> Assignment:
     Otherwise it stays relative to the config file, like paths in that file.
     """
     value, path = assignment.node.value, assignment.path
-    # `use` of a data set may be a file, its options may not; `data.eval.NAME` is another set.
-    names_file = path[:2] in _FILES and (
-        len(path) == 2 or path[-1] == "use" or (path[1:2] == ("eval",) and len(path) == 3)
-    )  # noqa: PLR2004
-    if isinstance(value, str) and names_file and Path(value).expanduser().exists():
+    # Of a data set, only `use` may be a file, and no other option. `data.eval.NAME` is another set.
+    is_source = len(path) == 2 or path[-1] == "use" or (path[:2] == ("data", "eval") and len(path) == 3)  # noqa: PLR2004
+    if isinstance(value, str) and path[:2] in _FILES and is_source and Path(value).expanduser().exists():
         return attrs.evolve(assignment, node=Node(str(Path(value).expanduser().resolve()), assignment.node.place))
     return assignment
 

@@ -8,6 +8,7 @@ The path of a call to the policy, one module per step:
 3. `answering`: wait until the call may begin (`admission`); read the body with the dialect, which gives a `ChatRequest`
    (`call_types`); attach a retry to its earlier attempt (`retries`); choose the policy or an upstream
    (`upstream_calls`, `upstreams`).
+   With a context policy, `compaction` shortens the history first.
 4. `policy_calls`: build the prompt's token ids from the session's history (`history`), settle the sampling parameters
    (`sampling_parameters`).
 5. `sampling`: run the engine; `recording`: store the interactions.

@@ -37,11 +37,11 @@ def trainers(model: Qwen3ForCausalLM) -> dict[str, Train]:
     }
 
 
-def qwen3(*, layers: int, hidden: int) -> Qwen3ForCausalLM:
+def qwen3(*, layers: int, hidden: int, vocabulary: int = 8192) -> Qwen3ForCausalLM:
     """Make a Qwen3 with random weights and heads of 32."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=8192,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
@@ -16,12 +15,12 @@ _SHOWN: Final = 10
 
 
 def tasks(
-    path: str, *, config_dir: Path | None = None, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
+    *, path: str, config_dir: Path | None = None, include: tuple[str, ...] = ("*",), exclude: tuple[str, ...] = ()
 ) -> list[Task]:
     """Return the tasks of the directories below `path`, ordered by name; `path` may itself be a task directory.
 
     A task's id is its path below `path`; `include` and `exclude` are patterns of ids. Its row has the instruction as
-    `query`, and `task_dir`. Raises DataError with the problems of all tasks that cannot be run.
+    `query`, `task_dir`, and `agent_timeout_s`. Raises DataError with the problems of all tasks that cannot be run.
     """
     root = (config_dir or Path()) / path
     found = [root] if (root / "task.toml").is_file() else sorted(item.parent for item in root.rglob("task.toml"))
@@ -46,7 +45,9 @@ def tasks(
     if problems:
         shown = "\n".join(problems[:_SHOWN])
         more = f"\n… and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise DataError(f"{len(problems)} of {len(chosen)} tasks cannot be run (leave them out by `exclude`):\n{shown}{more}")
+        raise DataError(
+            f"{len(problems)} of {len(chosen)} tasks cannot be run (leave them out by `exclude`):\n{shown}{more}"
+        )
     return rows
 
 
@@ -56,5 +57,6 @@ def _task(name: str, task: TaskDir) -> Task:
         "query": task.instruction,
         "messages": [{"role": "user", "content": task.instruction}],
         "task_dir": str(task.path),
+        "agent_timeout_s": task.config.agent_timeout_s,
     }
     return Task(id=name, data=data, scorer="harbor")

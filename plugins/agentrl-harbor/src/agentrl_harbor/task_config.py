@@ -171,13 +171,13 @@ def _network(table: Mapping[str, Any], where: str) -> NetworkMode | None:
         raise ValueError(f"{where}.network_mode: 'allowlist' cannot be enforced; use public or no-network")
     if mode not in {None, "public", "no-network"}:
         raise ValueError(f"{where}.network_mode: expected public, no-network or allowlist, found {mode!r}")
-    return mode  # type: ignore[no-any-return]  # checked above
+    return mode
 
 
 def _healthcheck(table: Any, where: str) -> Healthcheck:
     command = table.get("command") if isinstance(table, Mapping) else None
     if not isinstance(command, str):
-        raise ValueError(f"{where}.command: expected a shell command")
+        raise ValueError(f"{where}.command: expected a shell command")  # noqa: TRY004 - as of all wrong values
     given = {
         name: _seconds(table, f"{key}_sec", where)
         for name, key in (("interval_s", "interval"), ("timeout_s", "timeout"), ("start_period_s", "start_period"))

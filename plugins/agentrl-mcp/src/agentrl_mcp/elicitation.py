@@ -26,8 +26,8 @@ class Elicitation:
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
-        """Capabilities that the server is told."""
-        return {"elicitation": {"form": {}}} if self.hook is not None else {}
+        """Capabilities that the server is told; elicitation even without a hook, or calls fail instead of a refusal."""
+        return {"elicitation": {"form": {}}}
 
     async def answer(self, method: str, params: Mapping[str, Any], episode: ToolEpisode | None) -> Mapping[str, Any]:
         """Return the result for a request of the server; `RpcError` refuses what agentrl does not offer."""

@@ -67,6 +67,8 @@ class MCPTools:
         self.isolation: Isolation = isolation or ("process" if command else "shared")
         if self.isolation == "process" and not command:
             raise ValueError("isolation: process needs `command`: agentrl starts the server's processes itself")
+        if server and protocol not in {"auto", "2026-07-28"}:
+            raise ValueError("protocol: a `server` of this process is called without a handshake")
         if "{episode}" in url and self.isolation != "session":
             raise ValueError("url: {episode} in it needs `isolation: session`")
         for option, value in (

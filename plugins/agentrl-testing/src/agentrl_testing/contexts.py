@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.api.compaction import ContextUsage
@@ -98,7 +98,17 @@ def check_context(policy: ContextPolicy) -> None:
     checks: Sequence[Callable[[ContextPolicy, list[Message]], None]]
     checks = (_check_short, _check_valid, _check_head, _check_untouched, _check_repeatable, _check_again)
     for check in checks:
-        _SETTINGS(given(messages=conversations())(lambda messages, check=check: check(policy, messages)))()
+        _check_all(check, policy)
+
+
+def _check_all(check: Callable[[ContextPolicy, list[Message]], None], policy: ContextPolicy) -> None:
+    # Without shrinking: a script is told of the first history that breaks a rule, at once.
+    @settings(_SETTINGS, phases=[Phase.generate])
+    @given(messages=conversations())
+    def holds(messages: list[Message]) -> None:
+        check(policy, messages)
+
+    holds()
 
 
 def compacted(policy: ContextPolicy, messages: Sequence[Message], *, prompt_tokens: int = _LENGTH) -> list[Message]:

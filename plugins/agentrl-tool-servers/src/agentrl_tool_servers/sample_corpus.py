@@ -135,11 +135,11 @@ def make_world(seed: int = 0, people: int = 60) -> World:
 
 
 def tasks(
-    split: Literal["train", "test"] = "train",
     *,
+    split: Literal["train", "test"] = "train",
     seed: int = 0,
     people: int = 60,
-    hops: Sequence[int] = (1, 2, 3),
+    hops: tuple[int, ...] = (1, 2, 3),
     limit: int | None = None,
 ) -> list[Task]:
     """Return the questions of a split as tasks with `query` and `answer`: the data set `invented_islands`."""

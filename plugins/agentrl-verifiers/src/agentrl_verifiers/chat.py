@@ -39,7 +39,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):
         self,
         ctx: Any,
         trace: Any,  # noqa: ARG002  (verifiers' protocol)
-        runtime: Any,
+        runtime: Any,  # noqa: ARG002
         endpoint: str,
         secret: str,
         mcp_urls: dict[str, str],

@@ -61,7 +61,7 @@ class VerifiersTasks:
             output = Path(temporary) / "tasks.jsonl"
             script = Path(__file__).with_name("listing.py")
             try:
-                done = subprocess.run(
+                done = subprocess.run(  # noqa: S603  (the interpreter that the config names)
                     [python, script, json.dumps(wanted), output],
                     cwd=folder,  # so that paths in `args` start from the config
                     check=False,

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verifiers.v1 import Env, EnvConfig, Task
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment
+
+if TYPE_CHECKING:
+    from verifiers.v1 import Env, EnvConfig, Task
 
 HARNESS = "agentrl_chat"
 """Name under which verifiers finds the harness of this package. It splits ids at dots, so it cannot be a submodule."""

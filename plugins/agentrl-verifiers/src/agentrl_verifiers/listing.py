@@ -18,9 +18,9 @@ def main(options: str, output: str) -> None:
     _import_package()
     environment = importlib.import_module("agentrl_verifiers.environment")
     env = environment.build(wanted["env"], wanted["args"])
+    rows = environment.rows(env, first=wanted["first"], size=wanted["size"])
     with Path(output).open("w", encoding="utf-8") as file:
-        for row in environment.rows(env, first=wanted["first"], size=wanted["size"]):
-            file.write(json.dumps(row) + "\n")
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def _import_package() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from verifiers.v1.clients.base import build_async_httpx
-from verifiers.v1.clients.client import RelayReply
 from verifiers.v1.clients.eval import EvalClient
 from verifiers.v1.configs.client import BaseClientConfig, EvalClientConfig, resolve_headers
 from verifiers.v1.interception.server import InterceptionServer
+
+if TYPE_CHECKING:
+    import httpx
+    from verifiers.v1.clients.client import RelayReply
 
 KEY_HEADER = "x-agentrl-episode-key"
 """Header in the client's config that holds the episode's key; it never leaves this process."""

@@ -108,6 +108,13 @@ SCAFFOLDS: Mapping[str, Scaffold] = {
         usage="gateway: {tool_parser: $component}",
         summary="A tool-call parser for agentrl",
     ),
+    "context": Scaffold(
+        kind="contexts",
+        file="context",
+        attribute="",
+        usage="context: {use: $component, max_prompt_tokens: 4000}",
+        summary="A context policy for agentrl",
+    ),
     "tool-server": Scaffold(
         kind="tools",
         file="tool_server",

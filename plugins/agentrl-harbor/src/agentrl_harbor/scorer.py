@@ -1,0 +1,63 @@
+"""The scorer `harbor`: the reward that a task's verifier writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import attrs
+
+from agentrl_core import Score
+from agentrl_core.errors import EpisodeError
+from agentrl_harbor.server import STARTED
+from agentrl_harbor.task_dir import TaskDir
+from agentrl_harbor.verifier import NoVerdictError, verify
+
+if TYPE_CHECKING:
+    from agentrl_core import ScoreRequest, Task
+
+
+@attrs.frozen(kw_only=True)
+class Harbor:
+    """Run the verifier of the episode's task, in the sandbox in which the agent has worked.
+
+    `reward`: name of the reward to take if `reward.json` has several. `without_reward`: what a verifier that writes no
+    usable reward, or does not end in time, means: `no_score`, so that the record does not count, or `zero`.
+    """
+
+    reward: str = "reward"
+    without_reward: Literal["no_score", "zero"] = "no_score"
+    needs_reference: ClassVar[bool] = False
+
+    def check_task(self, task: Task) -> None:
+        """Raise ValueError if the row has no task directory."""
+        folder = task.data.get("task_dir")
+        if not isinstance(folder, str):
+            raise ValueError("task_dir: expected the path of a task directory; use the data set `harbor`")  # noqa: TRY004 - of the protocol
+        TaskDir.read(Path(folder))
+
+    async def __call__(self, request: ScoreRequest) -> Score:
+        """Return the reward; its details have the end of the verifier's output."""
+        found = next(
+            ((server, opened) for server in STARTED if (opened := server.take(request.record.id)) is not None), None
+        )
+        if found is None:
+            if not STARTED:
+                raise EpisodeError("no_score", "the run has no tool server `harbor`: add it to tools.servers")
+            # The agent has called no tool, so there is no sandbox: the verifier sees the task as it was.
+            found = STARTED[0], await STARTED[0].open_task(request.task.data)
+        server, opened = found
+        try:
+            verdict = await verify(opened.task, opened.sandbox, server.open_sandbox)
+        except NoVerdictError as error:
+            if self.without_reward == "zero":
+                return Score(0.0, details={**error.details, "why": str(error)})
+            raise
+        finally:
+            await server.discard(opened)
+        rewards = verdict.rewards
+        value = rewards.get(self.reward, next(iter(rewards.values())) if len(rewards) == 1 else None)
+        if value is None:
+            names = ", ".join(rewards)
+            raise EpisodeError("no_score", f"the verifier wrote the rewards {names}, but no '{self.reward}'")
+        return Score(value, parts=rewards if len(rewards) > 1 else {}, details={"verifier": verdict.output})

@@ -1,0 +1,1 @@
+"""Train on servers of OpenEnv and NeMo Gym, by their protocols; neither package is needed."""
