@@ -320,13 +320,13 @@ class Verifier:
 
     def _episode(self, name: str) -> Episode | None:
         try:
-            (episode,) = asyncio.run(self._store.episodes([name])) or [None]
+            found = asyncio.run(self._store.episodes([name]))
         except StoreError as error:
             self._find("unreadable", f"record {name}", str(error))
             return None
-        if episode is None:
+        if not found:
             self._find("removed", f"record {name}")
-        return episode
+        return found[0] if found else None
 
     def _unsealed_records(self, records: Iterable[Record]) -> None:
         running: list[str] = []
