@@ -8,6 +8,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentrl_core import config as configs
 from agentrl_core.api.stores import StepRow
 from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
@@ -42,7 +44,8 @@ def audit_trail(components: RunComponents, directory: RunDirectory, start: Start
     return AuditTrail(
         start.store,
         directory,
-        config=configs.dump_without_passwords(components.config),
+        # As in the run's folder: a run that was not given a name has got one.
+        config=configs.dump_without_passwords(attrs.evolve(components.config, name=directory.name)),
         used=components.used,
         step=start.step,
         version=start.version,
