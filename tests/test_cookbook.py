@@ -244,6 +244,35 @@ def test_a_step_of_the_recipe_trains_exact_tokens(run_recipe, tmp_path, recipe, 
     prove_step(run_recipe(recipe, tmp_path, *STEP, *options))
 
 
+@pytest.fixture
+def harbor(tmp_path):
+    """A copy of the recipe with its task directories."""
+    folder = tmp_path / "harbor"
+    shutil.copytree(COOKBOOK / "harbor", folder, ignore=shutil.ignore_patterns("tasks", "demos.jsonl"))
+    subprocess.run([sys.executable, str(folder / "make_tasks.py")], check=True)
+    return folder
+
+
+def test_no_held_out_pair_of_words_is_in_training_or_in_demonstrations(harbor):
+    memos = {
+        name: {path.read_text() for path in (harbor / "tasks" / name).glob("*/environment/*.txt")}
+        for name in ("train", "heldout")
+    }
+    assert len(memos["heldout"]) > 8
+    assert not memos["heldout"] & memos["train"]
+    shown = {f"{row['messages'][2]['content']}\n" for row in rows(harbor / "demos.jsonl")}
+    assert not memos["heldout"] & shown
+
+
+@pytest.mark.slow
+def test_task_directories_train(harbor, agentrl, tmp_path):
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("this machine makes no sandboxes of namespaces")
+    few = ("warm_start.steps=120", "trainer.steps=1", "rollout.tasks_per_step=2", "eval.tasks=2", "eval.every=0")
+    output = agentrl("run", harbor / "config.yaml", "--name", "harbor", f"output_dir={tmp_path}", *few)
+    assert re.search(r"records +scored \d+\n", output), output
+
+
 @pytest.mark.slow
 def test_losses_are_compared_in_a_table_and_a_picture(tmp_path):
     overrides = ("warm_start.steps=20", "trainer.steps=1", "rollout.tasks_per_step=4", "eval.tasks=8")

@@ -4,6 +4,15 @@ import pytest
 
 from agentrl_core.errors import DataError
 from agentrl_harbor.dataset import tasks
+from agentrl_testing.datasets import DatasetSuite
+
+
+class TestConformance(DatasetSuite):
+    @pytest.fixture
+    def dataset(self, make_task):
+        root = make_task().parent
+        return lambda: tasks(path=str(root))
+
 
 CANARY = "<!-- harbor-canary GUID 1 -->\n# BENCHMARK CANARY\n\nDo it.\n"
 

@@ -14,6 +14,7 @@ from agentrl_core.types import Record
 from agentrl_harbor import server as module
 from agentrl_harbor.scorer import Harbor
 from agentrl_harbor.server import HarborTools
+from agentrl_testing.tool_servers import ToolServerSuite
 
 pytestmark = pytest.mark.usefixtures("needs_local")
 
@@ -28,6 +29,28 @@ def episode(folder, record_id="r1"):
 
 async def call(session, name, timeout_s=30, **arguments):
     return (await session.call(name, json.loads(json.dumps(arguments)), timeout_s=timeout_s)).text
+
+
+class TestConformance(ToolServerSuite):
+    @pytest.fixture
+    def server(self):
+        return HarborTools(provider="local")
+
+    @pytest.fixture
+    def data(self, make_task):
+        return row(make_task())
+
+    @pytest.fixture
+    def example(self):
+        return "bash", {"command": "cat words.txt"}
+
+    @pytest.fixture
+    def changes(self):
+        write = ("write_file", {"path": "words.txt", "text": "x"})
+        return [(write, ("read_file", {"path": "words.txt"})), (("bash", {"command": "> /tmp/x"}), LIST)]
+
+
+LIST = ("bash", {"command": "ls /tmp"})
 
 
 @contextlib.asynccontextmanager

@@ -5,8 +5,15 @@ import json
 import pytest
 
 from agentrl_core.data.tasks import load_tasks
+from agentrl_testing.datasets import DatasetSuite
 from agentrl_tool_servers.corpus import Corpus
 from agentrl_tool_servers.sample_corpus import main, make_world, tasks
+
+
+class TestConformance(DatasetSuite):
+    @pytest.fixture
+    def dataset(self):
+        return lambda: tasks(split="test", people=20)
 
 
 @pytest.fixture(scope="module", params=[(0, 60), (7, 9)])

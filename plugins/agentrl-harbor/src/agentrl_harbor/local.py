@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -62,6 +62,7 @@ class Local:
         self._host_network, self._assume_installed = host_network, assume_installed
         self._mounts, self._parent = tuple(mounts), parent
         self._owner: Owner | None = None
+        self._running: set[subprocess.Popen[bytes]] = set()
 
     async def start(self) -> None:
         """Make a sandbox to see whether the machine allows it; remove what killed runs have left."""
@@ -114,7 +115,9 @@ class Local:
         return await self._made(read_dockerfile(definition.folder / "Dockerfile"), definition.config)
 
     async def close(self) -> None:
-        """Remove all folders."""
+        """End all sandboxes that are left, and remove all folders."""
+        for process in tuple(self._running):
+            await self._ended(process)
         if self._owner is not None:
             await call_on_thread(self._owner.close, name="agentrl-harbor")
             self._owner = None
@@ -132,7 +135,13 @@ class Local:
         except BaseException:
             remove_tree(root)
             raise
-        return LocalSandbox(root, process, inside, config.workdir or steps.workdir, env)
+        self._running.add(process)
+        workdir = config.workdir or steps.workdir
+        return LocalSandbox(root, process, inside, workdir, env, end=lambda: self._ended(process))
+
+    async def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        self._running.discard(process)
+        await _end(process)
 
     async def _process(self, root: Path) -> tuple[subprocess.Popen[bytes], int]:
         """Start the first process of a sandbox; return the process that waits for it, and its own number."""
@@ -155,10 +164,17 @@ class LocalSandbox:
     """A running sandbox of namespaces."""
 
     def __init__(
-        self, root: Path, process: subprocess.Popen[bytes], inside: int, workdir: str, env: Mapping[str, str]
+        self,
+        root: Path,
+        process: subprocess.Popen[bytes],
+        inside: int,
+        workdir: str,
+        env: Mapping[str, str],
+        *,
+        end: Callable[[], Awaitable[None]],
     ) -> None:
         self._root, self._process, self._inside = root, process, inside
-        self._workdir, self._env = workdir, dict(env)
+        self._workdir, self._env, self._end = workdir, dict(env), end
 
     async def run(
         self,
@@ -191,7 +207,7 @@ class LocalSandbox:
 
     async def close(self) -> None:
         """End all processes, and remove the folder."""
-        await _end(self._process)
+        await self._end()
         await call_on_thread(lambda: remove_tree(self._root), name="agentrl-harbor")
 
     async def _inside_run(

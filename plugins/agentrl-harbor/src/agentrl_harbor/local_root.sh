@@ -35,4 +35,5 @@ pivot_root . .old
 umount -l /.old
 rmdir /.old
 echo ready
-read -r _ || true
+# bash, unlike sh, collects the ended processes whose parents have ended, which the kernel gives to the first process.
+exec bash -c 'read -r _; true'
