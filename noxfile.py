@@ -212,7 +212,8 @@ def _chosen(session: nox.Session) -> list[Path]:
 def cookbook(session: nox.Session) -> None:
     """Run a few steps of every recipe: proves that the cookbook works."""
     _install_all(session)
-    session.run("pytest", "tests/test_cookbook.py", "-m", "slow or not slow", *session.posargs)
+    tests = ("tests/test_cookbook.py", "tests/test_tool_recipes.py")
+    session.run("pytest", *tests, "-m", "slow or not slow", *session.posargs)
 
 
 @nox.session

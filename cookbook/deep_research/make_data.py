@@ -1,6 +1,6 @@
 """Write corpus, tasks and demonstrations of this recipe: `python make_data.py`.
 
-The corpus and its questions are those of agentrl-tool-servers; a question of two steps needs the documents of two names.
+The corpus and its questions are those of agentrl-tool-servers: questions about one name, or one that leads to another.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mcp import Client
-from mcp.server import MCPServer
 
 from agentrl_tool_servers import sample_corpus
 from agentrl_tool_servers.search import server
 
 HERE = Path(__file__).parent
 SYSTEM = "Search, browse, then write <answer>NAME</answer>."
-DEMONSTRATIONS = 600
+WORLDS = 24
+"""Corpora of the demonstrations. Each has other names, so that the policy learns to copy names, not to know them."""
+DEMONSTRATIONS = 40
+"""Demonstrations in each of these corpora."""
 EXPERTS = 0.25
 """Share of demonstrations that follow a question to its end; the others answer with the first name that they find."""
+HOPS = 2
+"""Largest number of names whose documents a question needs."""
 KEPT_TURNS = 2
 """Turns that config.yaml keeps of a long history (`context`)."""
 
@@ -70,15 +74,13 @@ def chats(question: str, turns: list[list[dict[str, Any]]], tools: list[dict[str
         yield {"messages": [*opening, *seen, turns[last][0]], "tools": tools}
 
 
-async def demonstrations(
-    tasks: list[dict[str, Any]], titles: dict[str, str], mcp: MCPServer, tools: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the demonstrations as chats."""
-    chance = random.Random(0)  # noqa: S311  # reproducible data, no secrets
+async def demonstrations(folder: Path, tools: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
+    """Return the demonstrations in one corpus as chats."""
+    tasks = [row for row in rows(folder / "train.jsonl") if row["hops"] <= HOPS]
+    titles = {document["id"]: document["title"] for document in rows(folder / "documents.jsonl")}
     found = []
-    async with Client(mcp) as client:
-        for _ in range(DEMONSTRATIONS):
-            task = chance.choice(tasks)
+    async with Client(server(str(folder / "documents.jsonl"), results=1, snippet_chars=20)) as client:
+        for task in chance.choices(tasks, k=DEMONSTRATIONS):
             is_expert = chance.random() < EXPERTS
             turns = await demonstrate(task, titles, Research(client, tools), is_expert=is_expert)
             found += chats(task["query"], turns, tools)
@@ -98,20 +100,20 @@ def write(name: str, lines: Iterable[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Write `documents.jsonl`, `train.jsonl`, `heldout.jsonl` and `demos.jsonl`."""
-    with TemporaryDirectory() as folder:
-        sample_corpus.main([folder])
-        documents = rows(Path(folder) / "documents.jsonl")
-        train, test = (
-            [row for row in rows(Path(folder) / name) if row["hops"] <= 2]  # noqa: PLR2004 - as the module says
-            for name in ("train.jsonl", "test.jsonl")
-        )
-    write("documents.jsonl", documents)
-    write("train.jsonl", train)
-    write("heldout.jsonl", test)
     tools = json.loads((HERE / "tools.json").read_text(encoding="utf-8"))
-    titles = {document["id"]: document["title"] for document in documents}
-    mcp = server(str(HERE / "documents.jsonl"), results=1, snippet_chars=20)
-    write("demos.jsonl", asyncio.run(demonstrations(train, titles, mcp, tools)))
+    chance = random.Random(0)  # noqa: S311  # reproducible data, no secrets
+    demos = []
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        sample_corpus.main([name])
+        write("documents.jsonl", rows(folder / "documents.jsonl"))
+        for source, target in (("train", "train"), ("test", "heldout")):
+            write(f"{target}.jsonl", (row for row in rows(folder / f"{source}.jsonl") if row["hops"] <= HOPS))
+        for seed in range(1, WORLDS + 1):
+            sample_corpus.main([name, "--seed", str(seed)])
+            demos += asyncio.run(demonstrations(folder, tools, chance))
+    chance.shuffle(demos)
+    write("demos.jsonl", demos)
 
 
 if __name__ == "__main__":

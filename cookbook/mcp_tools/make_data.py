@@ -14,14 +14,13 @@ from shop import ITEMS, TOWNS, price_of
 
 HERE = Path(__file__).parent
 SYSTEM = "Use the tools. Then write <answer>NUMBER</answer>."
-DEMONSTRATIONS = 1200
+DEMONSTRATIONS = 1000
 EXPERTS = 0.15
 """Share of demonstrations that are right throughout."""
-LUCK = 0.2
-"""Probability that another demonstration calculates what was asked; else it adds in place of multiplying, or the other
-way round."""
-ASTRAY = 0.25
-"""Probability that such a demonstration asks for the price in another town."""
+ASTRAY = 0.6
+"""Probability that another demonstration asks for the prices in another town."""
+GUESSES = 0.5
+"""Probability that another demonstration takes a price for the answer, without calculating."""
 
 
 class Question:
@@ -57,24 +56,24 @@ def questions() -> list[Question]:
 
 def task(name: str, question: Question) -> dict[str, Any]:
     """Return one row of a task file."""
-    return {"id": name, "query": question.text, "answer": str(question.answer), "scorer": "numeric"}
+    return {"id": name, "query": question.text, "answer": str(question.answer)}
 
 
 def demonstration(question: Question, tools: list[dict[str, Any]], chance: random.Random) -> dict[str, Any]:
     """Return one demonstration as a chat; `chance` decides how good it is."""
     expert = chance.random() < EXPERTS
     astray = not expert and chance.random() < ASTRAY
+    guesses = not expert and chance.random() < GUESSES
     town = chance.choice([other for other in TOWNS if other != question.town]) if astray else question.town
-    asked = [("price", {"item": thing, "town": town}) for thing in question.things]
     prices = [price_of(thing, town) for thing in question.things]
-    numbers = prices if len(prices) > 1 else [question.count, *prices]
-    right = "+" if len(prices) > 1 else "*"
-    sign = right if expert or chance.random() < LUCK else {"+": "*", "*": "+"}[right]
-    result = numbers[0] + numbers[1] if sign == "+" else numbers[0] * numbers[1]
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question.text}]
+    asked = [("price", {"item": thing, "town": town}) for thing in question.things]
     messages += exchange(asked, [str(price) for price in prices], first=0)
-    expression = f"{numbers[0]}{sign}{numbers[1]}"
-    messages += exchange([("calculate", {"expression": expression})], [str(result)], first=len(asked))
+    result = prices[-1]
+    if not guesses:
+        result = question.count * sum(prices)
+        expression = f"{prices[0]}+{prices[1]}" if len(prices) > 1 else f"{question.count}*{prices[0]}"
+        messages += exchange([("calculate", {"expression": expression})], [str(result)], first=len(asked))
     messages.append({"role": "assistant", "content": f"<answer>{result}</answer>"})
     return {"messages": messages, "tools": tools}
 

@@ -99,3 +99,36 @@ def test_all_failures_are_told_without_the_key(monkeypatch, caplog):
 def test_a_model_that_failed_several_times_is_left_alone():
     found, _, first, second, _ = run(failing(500), max_retries=0, times=7)
     assert (found, first, second) == (["from the second"] * 7, 5, 7)
+
+
+def test_a_model_of_the_runs_upstreams_is_asked_within_the_episode():
+    import httpx2
+
+    from agentrl_core import workflow_context
+
+    sent = []
+
+    class Here:
+        base_url, api_key = "http://gateway/s/token", "the-key"
+
+        class http_client:  # noqa: N801
+            @staticmethod
+            async def post(url, *, json, headers):
+                sent.append((url, json, headers))
+                if len(sent) > 1:
+                    error = {"code": "upstream_failed", "message": "the provider is down"}
+                    return httpx2.Response(502, json={"error": error})
+                return httpx2.Response(200, json=completion("the summary"))
+
+    async def body():
+        workflow_context.enter(Here())
+        return await ask([], models=[{"upstream": "reader"}], times=2)
+
+    (first, second), _ = asyncio.run(body())
+    assert first == "the summary"
+    assert "upstream reader: the provider is down" in str(second)
+    assert sent[0] == (
+        "http://gateway/s/token/v1/chat/completions",
+        {"model": "reader", "messages": MESSAGES},
+        {"authorization": "Bearer the-key"},
+    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import orjson
 
 from agentrl_core.api.tools import ToolRequest, ToolResult
 from agentrl_core.errors import EpisodeError, InvalidResultError, RunError
@@ -80,15 +81,13 @@ class CallPath:
         try:
             result = await self._through(request, self.toolbox.middleware)
             # What came from the server was checked before.
-            if self.trace.middleware and (problem := self._problem_of(result)):
-                return self.trace.refuse(ToolOutcome.INVALID_RESULT, f"the result {problem}")
+            return self._checked(result) if self.trace.middleware else result
         except (EpisodeError, RunError):
             raise
         except Exception as error:
             # A fault of middleware, or of a server's code: the model may try otherwise.
             logger.exception("record %s: the call of tool '%s' failed", episode.record_id, name)
             return self.trace.refuse(ToolOutcome.TOOL_ERROR, f"the tool failed: {described(error)}")
-        return result
 
     async def _through(self, request: ToolRequest, middleware: Sequence[NamedMiddleware]) -> ToolResult:
         if not middleware:
@@ -159,26 +158,37 @@ class CallPath:
         result = delivery.result
         if delivery.outcome is ToolOutcome.DELIVERY_UNKNOWN or result is None:
             return trace.refuse(ToolOutcome.DELIVERY_UNKNOWN, _DELIVERY_UNKNOWN, one_line(delivery.error))
-        if problem := self._problem_of(result):
+        problem, content = self._read(result)
+        if problem:
             return trace.refuse(ToolOutcome.INVALID_RESULT, f"the tool's result {problem}")
-        trace.raw = result.content
-        trace.outcome = ToolOutcome.TOOL_ERROR if result.is_error else ToolOutcome.OK
-        trace.error = one_line(result.text) if result.is_error else ""
+        result = attrs.evolve(result, content=content)
+        trace.raw, trace.outcome, trace.error = content, ToolOutcome.OK, ""
+        if result.is_error:
+            trace.outcome, trace.error = ToolOutcome.TOOL_ERROR, one_line(result.text)
         return result
 
-    def _problem_of(self, result: Any) -> str:
-        """Return what is wrong with a result, as a verb phrase; empty for nothing."""
+    def _checked(self, result: Any) -> ToolResult:
+        """Return what middleware gave as plain JSON values, or the error that the model is shown in its place."""
+        problem, content = self._read(result)
+        if problem:
+            return self.trace.refuse(ToolOutcome.INVALID_RESULT, f"the result {problem}")
+        return attrs.evolve(result, content=content)  # type: ignore[no-any-return]  # `_read` has checked it
+
+    def _read(self, result: Any) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+        """Return what is wrong with a result, as a verb phrase, and its content."""
         if not isinstance(result, ToolResult):
-            return f"is not valid: expected a ToolResult, found {type(result).__name__}"
+            return f"is not valid: expected a ToolResult, found {type(result).__name__}", ()
         for part in result.content:
             if not isinstance(part, Mapping) or not _is_part(part):
-                return f"is not valid: {one_line(repr(part), 60)} is no content part"
+                return f"is not valid: {one_line(repr(part), 60)} is no content part", ()
         try:
-            size = len(to_json(result.content))
+            text = to_json(result.content)
         except TypeError as error:
-            return f"is not valid: {one_line(str(error))}"
+            return f"is not valid: {one_line(str(error))}", ()
         most = self.toolbox.config.max_result_bytes
-        return f"has {size} bytes, more than the {most} allowed; ask for less" if size > most else ""
+        if len(text) > most:
+            return f"has {len(text)} bytes, more than the {most} allowed; ask for less", ()
+        return "", tuple(orjson.loads(text))
 
 
 def _is_part(part: Mapping[str, Any]) -> bool:

@@ -96,8 +96,11 @@ class Connection:
                     f"{', '.join(HANDSHAKE)}"
                 ) from None
         except DeliveryUnknownError:
-            # No answer in time.
-            pass
+            # No answer in time: the server ignores the question, or it is still starting, and the answer came too late.
+            try:
+                return await self._initialize(HANDSHAKE[0], timeout_s)
+            except RpcError:
+                return await self._discover(timeout_s)
         return await self._initialize(HANDSHAKE[0], timeout_s)
 
     async def _discover(self, timeout_s: float) -> Protocol:
