@@ -45,8 +45,6 @@ class Protocol:
     """Outcome of the negotiation with a server; valid for all connections to it."""
 
     version: str
-    has_list_changed: bool = False
-    """The server says when its tools change."""
 
     @property
     def is_stateless(self) -> bool:
@@ -112,7 +110,7 @@ class Connection:
         if not isinstance(versions, list) or STATELESS not in versions:
             raise RpcError(METHOD_NOT_FOUND, f"the server supports {versions}")
         self.link.version = STATELESS
-        return Protocol(version=STATELESS, has_list_changed=_says_changes(answer))
+        return Protocol(version=STATELESS)
 
     async def _initialize(self, version: str, timeout_s: float) -> Protocol:
         params = {
@@ -129,7 +127,7 @@ class Connection:
             )
         self.link.version = found
         await self.link.notify("notifications/initialized")
-        return Protocol(version=found, has_list_changed=_says_changes(answer))
+        return Protocol(version=found)
 
     def _envelope(self) -> dict[str, Any]:
         """Return the keys of `_meta` that every request without a session has."""
@@ -251,13 +249,6 @@ class Connection:
             if wanted := self.param_headers.get(tool):
                 headers |= mcp_param_headers(wanted, arguments)
         return headers
-
-
-def _says_changes(answer: Mapping[str, Any]) -> bool:
-    match answer.get("capabilities"):
-        case {"tools": {"listChanged": True}}:
-            return True
-    return False
 
 
 def _client_info() -> dict[str, str]:

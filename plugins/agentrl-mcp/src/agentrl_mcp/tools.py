@@ -101,7 +101,7 @@ class MCPTools:
 
     @property
     def _place(self) -> str:
-        return self._url.partition("?")[0] or self._server or " ".join(self._command[:4])
+        return self._url.partition("?")[0] or self._server or " ".join(self._command[:2])
 
     def _make(self) -> Backend:
         """Return the way to the server."""
