@@ -46,7 +46,9 @@ def tasks(
     if problems:
         shown = "\n".join(problems[:_SHOWN])
         more = f"\n… and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise DataError(f"{len(problems)} of {len(chosen)} tasks cannot be run (leave them out by `exclude`):\n{shown}{more}")
+        raise DataError(
+            f"{len(problems)} of {len(chosen)} tasks cannot be run (leave them out by `exclude`):\n{shown}{more}"
+        )
     return rows
 
 
