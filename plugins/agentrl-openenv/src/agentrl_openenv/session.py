@@ -57,7 +57,9 @@ class Session:
         try:
             async with asyncio.timeout(self.timeout_s):
                 self._socket = await self._client.ws_connect(
-                    socket_url(self.url), max_msg_size=_LARGEST_BYTES, timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S)
+                    socket_url(self.url),
+                    max_msg_size=_LARGEST_BYTES,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
                 )
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             await self._client.close()
