@@ -9,8 +9,9 @@ first step is dropped. Qwen3 with random weights, 2 layers of 512, 2048 token id
 
 Sharing saves no work of the output head, which computes sampled tokens only, and little of attention, as the tokens of
 every branch look back at the prompt. Width, vocabulary and lengths give both about the share of the time that they have
-in models of some billions of parameters at contexts of some thousand tokens: a tenth for attention, a twentieth for the
-head.
+in models of some billions of parameters at contexts of some thousand tokens: an eighth for attention, a twentieth for
+the head. With a width of 256, 8192 token ids and a prompt of 1024, attention alone takes two fifths, and 16 branches
+reach 0.76 of the token ratio.
 
 `speedup` rows are tokens per CPU second, counting every branch whole; their ratio is the speed-up. `token_ratio` is the
 number of those tokens per token of the trie: the most that sharing can save. `of_token_ratio` is the first as a share

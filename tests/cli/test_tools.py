@@ -74,7 +74,7 @@ def test_a_call_without_a_result_says_why_and_fails(agentrl, arguments, said):
     ("arguments", "said"),
     [
         (["list", "config.yaml", "tools.servers=[]"], "tools: lists no servers"),
-        (["list", "config.yaml", "--task", "b"], "tasks.jsonl has no task 'b'"),
+        (["list", "config.yaml", "--task", "b"], "there is no task 'b' in tasks.jsonl"),
         (["list", "config.yaml", "tools.servers=[{use: function}]"], "did you mean functions?"),
         (
             ["list", "config.yaml", "tools.servers=[{use: 'cli_tools.py:Down', name: corpus}]"],
@@ -103,3 +103,27 @@ def test_serve_names_the_package_to_install(agentrl, monkeypatch):
     assert code == 2
     assert "no installed package serves tools" in err
     assert "agentrl-mcp" in err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["tools.servers=[]", "tools.middleware=[block]"],
+            "there are no tools without tools.servers",
+        ),
+        (["rollout.agent.mode=online", "workflow=null"], "only for agents that the run starts itself"),
+        (["tools.servers=[{use: functions, functions: ['cli_tools.py:ad']}]"], "has no 'ad' (did you mean add?)"),
+        (["tools.servers=[{use: functions, limit: 3}]"], "unknown option of functions"),
+    ],
+)
+def test_config_check_finds_tools_that_cannot_work(agentrl, capsys, overrides, said):
+    assert main(["config", "check", "config.yaml", *overrides]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_config_check_notes_a_server_that_is_down(agentrl, capsys, tmp_path):
+    (tmp_path / "agent.py").write_text("class Agent:\n    async def run(self, data): return 1.0\n")
+    main(["config", "check", "config.yaml", "tools.servers=[{use: 'cli_tools.py:Down', name: corpus}]"])
+    captured = capsys.readouterr()
+    assert "tool server 'corpus' could not be started: ConnectionError: refused" in captured.out, captured.err

@@ -17,6 +17,7 @@ from agentrl_core.cli.verify_facts import Verifier
 from agentrl_core.errors import StoreError
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.stores.sqlite_reading import SQLiteReading
 from agentrl_core.types import Interaction, ToolCall, ToolOutcome
 from agentrl_core.weights.manifest import write_manifest
 from agentrl_testing.sealed_runs import SealedRun
@@ -67,6 +68,40 @@ def sealed(tmp_path_factory):
 def copy(sealed, tmp_path):
     """A copy of that run."""
     return shutil.copytree(sealed.directory.path, tmp_path / "runs" / "calm-otter")
+
+
+def test_only_the_tokens_of_live_steps_count_as_trained(copy):
+    async def tokens():
+        store = SQLiteStore.read(copy / "agentrl.db")
+        live = {name for step in await store.steps("calm-otter") if not step.voided for name in step.records}
+        found = {True: 0, False: 0}
+        for record in await store.records("calm-otter"):
+            episode = await store.episode(record.id)
+            found[record.id in live] += sum(len(item.output_ids) for item in episode.interactions if item.trainable)
+        await store.close()
+        return found
+
+    with sqlite3.connect(copy / "agentrl.db") as db:
+        db.execute("UPDATE steps SET voided = 1 WHERE step = 1")
+    db.close()
+    expected, found = asyncio.run(tokens()), check(copy)
+    assert min(expected.values()) > 0
+    assert (found.fidelity.trained, found.untrained.trained) == (expected[True], expected[False])
+
+
+def test_records_are_read_in_batches(copy, monkeypatch):
+    asked = []
+    real = SQLiteReading.episodes
+
+    async def episodes(self, record_ids):
+        asked.append(len(record_ids))
+        return await real(self, record_ids)
+
+    monkeypatch.setattr(SQLiteReading, "episodes", episodes)
+    found = check(copy)
+    assert found.intact
+    assert sum(asked) == found.num_episodes
+    assert len(asked) == -(-found.num_episodes // 16)
 
 
 def check(folder, head=""):

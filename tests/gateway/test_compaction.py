@@ -1,10 +1,13 @@
 """A context policy shortens histories; the agent sends its whole history all the same, and every token stays exact."""
 
 import asyncio
+import functools
 import json
 import threading
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.gateway.conftest import MemoryStore, TalkingEngine, running_gateway
 
 from agentrl_core.api.compaction import COMPACTION, compaction_of
@@ -109,13 +112,15 @@ def test_the_call_that_begins_a_branch_says_so(agent, store, engine):
 
 
 def test_a_branch_is_compacted_again(agent, store, engine, policy):
-    engine.replies = ["one", "two", "first summary", "three", "four", "second summary", "five"]
-    for _ in range(5):
+    engine.replies = ["one", "two", "first summary", "three", "four", "second summary", "five", "six"]
+    for _ in range(6):
         agent.call()
-    assert texts(store.interactions[-1].messages) == ["Be brief.", "question", "Summary: second summary"]
+    *_, five, six = store.interactions
+    assert texts(five.messages) == ["Be brief.", "question", "Summary: second summary"]
+    assert six.parent == five.id
     assert [note.number for item in store.interactions if (note := compaction_of(item))] == [1, 2]
-    assert policy.usages[-1].compactions == 1
-    assert compaction_of(store.interactions[-1]).compactions == 2
+    assert [usage.compactions for usage in policy.usages] == [0, 0, 0, 1, 1, 2]
+    assert compaction_of(five).compactions == 2
     assert exact(store, engine)
 
 
@@ -137,6 +142,14 @@ def test_a_repeated_call_is_not_compacted_twice(agent, store, engine):
     assert len(store.interactions) == 5
     assert texts(three.messages) == texts(again.messages)
     assert compaction_of(three).number == compaction_of(again).number == 1
+
+
+def test_a_repeated_call_is_not_compacted_twice_even_if_the_policy_would_do_it(agent, store, engine, policy):
+    policy.most = 2  # also above it are its own results
+    engine.replies = ["one", "the summary", "two", "again"]
+    agent.call()
+    assert [agent.reply().status_code, agent.reply().status_code] == [200, 200]
+    assert [item.api for item in store.interactions] == ["chat", "context", "chat", "chat"]
 
 
 def test_an_answer_is_not_asked_for_again_if_the_compaction_fails_after_it(agent, store, engine, policy):
@@ -207,7 +220,7 @@ def test_anthropics_messages_are_compacted(send, session, store, engine):
 
 
 @pytest.mark.parametrize("resend", [True, False], ids=["whole history", "previous_response_id"])
-def test_responses_are_compacted(send, session, store, engine, resend):
+def test_responses_are_compacted(send, session, store, engine, policy, resend):
     engine.replies = ["one", "two", "the summary", "three", "four"]
     history, new, previous = [], [{"role": "user", "content": "question"}], {}
     for _ in range(4):
@@ -222,6 +235,7 @@ def test_responses_are_compacted(send, session, store, engine, resend):
     assert four.parent == three.id
     assert [item.api for item in store.interactions].count("context") == 1
     assert exact(store, engine)
+    assert policy.usages[-1].compactions == 1
 
 
 def test_large_histories_are_compacted_on_a_thread(send, session, store, engine):
@@ -302,16 +316,21 @@ def test_tools_stay_in_the_prompt_of_a_question_but_are_not_called(send, session
 
 
 def test_a_question_waits_while_calls_are_paused(gateway, agent, session, engine, policy):
-    policy.most = 1
-    engine.replies = ["the summary", "one"]
-    gateway.pause(session)
-    found = []
-    calling = threading.Thread(target=lambda: found.append(agent.reply().status_code))
-    calling.start()
-    assert not engine.begun[0].is_set()
-    gateway.resume(session)
-    calling.join(30)
-    assert found == [200]
+    policy.most, begun = 1, []
+    compact = policy.compact
+
+    def resume():
+        begun.append(engine.begun[0].is_set())
+        gateway.resume(session)
+
+    async def pausing(messages, usage, ask):
+        gateway.pause(session)
+        asyncio.get_running_loop().call_soon(resume)
+        return await compact(messages, usage, ask)
+
+    policy.compact = pausing
+    assert agent.reply().status_code == 200
+    assert begun == [False]
 
 
 def test_the_end_of_the_episode_ends_a_question(gateway, agent, session, engine, store, policy, chat):
@@ -396,3 +415,40 @@ def test_a_call_to_an_upstream_is_not_compacted(chat, model_dir, make_gateway, o
         session = open_session(gateway)
         assert send_to(gateway, session, {"model": "cheap", "messages": [SYSTEM, QUESTION]}).status_code == 200
     assert policy.usages == []
+
+
+@st.composite
+def plays(draw):
+    """What agents in one session do, each as (conversation, action)."""
+    actions = st.sampled_from(["call", "call", "call", "again", "fork"])
+    return draw(st.lists(st.tuples(st.integers(0, 2), actions), min_size=4, max_size=16))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=plays(), most=st.integers(3, 7))
+def test_every_play_is_recorded_exactly(chat, model_dir, open_session, send_to, steps, most):
+    """Conversations that go on, repeat a call or go back and say something else: ids as sampled, histories valid."""
+    engine, store = TalkingEngine(chat, model_dir), MemoryStore()
+    with running_gateway(chat, engine, store, context=NamedPolicy(name="summary", policy=Summary(most))) as gateway:
+        session = open_session(gateway)
+        agents = [Agent(functools.partial(send_to, gateway), session) for _ in range(3)]
+        for number, agent in enumerate(agents):
+            agent.messages = [SYSTEM, {"role": "user", "content": f"question {number}"}]
+        for number, (place, action) in enumerate(steps):
+            agent = agents[place]
+            if action == "again":
+                agent.reply()
+            if action == "fork" and len(agent.messages) > 2:
+                agent.messages[-1:] = [{"role": "user", "content": f"rather {number}"}]
+            agent.call(then=f"go on {number}")
+    assert exact(store, engine)
+    parents = {item.id: item for item in store.interactions}
+    for item in store.interactions:
+        whole, node = list(item.messages), item
+        while node.parent is not None:
+            node = parents[node.parent]
+            whole[:0] = [*node.messages, node.output]
+        assert whole[0] == SYSTEM
+        # Nobody sees the question of another conversation, and agents' calls never have a history above the limit.
+        assert len({text for text in texts(whole) if str(text).startswith("question")}) == 1
+        assert len(whole) <= most + (not item.is_agents) * len(steps) * 2

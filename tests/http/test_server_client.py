@@ -75,6 +75,19 @@ def test_a_kept_connection_that_the_server_has_closed_is_no_failure():
     asyncio.run(twice())
 
 
+def test_a_request_that_may_have_arrived_is_not_sent_again_without_resends():
+    async def twice():
+        # The server reads the second request, and ends the kept connection without an answer.
+        async with serving(OK, b"", OK, resends=False) as (client, requests, _):
+            assert await read(client) == b"ok"
+            with pytest.raises(ExchangeError) as caught:
+                await read(client, b"second")
+            assert caught.value.fault == "broken"
+            assert [body for _, body in requests] == [b"{}", b"second"]
+
+    asyncio.run(twice())
+
+
 @pytest.mark.parametrize(
     "wire",
     [
@@ -334,10 +347,13 @@ def test_events_are_told_apart_however_they_arrive(size):
         for at in range(0, len(body), size):
             yield body[at : at + size]
 
+    fields = []
+
     async def events():
-        return [data async for data in server_sent_events(pieces())]
+        return [data async for data in server_sent_events(pieces(), on_field=lambda *field: fields.append(field))]
 
     assert asyncio.run(events()) == [b"one", b"two\nthree"]
+    assert fields == [("event", "x")]
 
 
 # What is too large.

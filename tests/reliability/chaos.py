@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import random
@@ -33,6 +34,8 @@ class Faults:
     """After so many kills the members are left alone, so that every run comes to its end."""
     every: tuple[int, int] = (5, 40)
     """Least and largest advance of the run between two kills: kills follow the work, not a clock."""
+    every_s: float | None = None
+    """Seconds between two kills, instead of `every`."""
     skew_s: float = HOUR_S
     """Each process has a wall clock that is wrong by up to this."""
     seed: int = 0
@@ -87,22 +90,27 @@ class Chaos:
         """Run to the end of the last step; raise `RuntimeError`, with the members' last words, if that never comes."""
         began = time.monotonic()
         source = random.Random(self.faults.seed)
-        work, next_kill = 0, source.randint(*self.faults.every)
+        work, next_kill, kill_at = 0, source.randint(*self.faults.every), self._next_at(began)
         try:
             for role, count in self.cast.members.items():
                 for _ in range(count):
                     self._start(role, source)
             while self._members:
+                end = min(began + self.faults.deadline_s, kill_at)
                 try:
-                    heard = self._heard.get(timeout=max(0.0, began + self.faults.deadline_s - time.monotonic()))
+                    heard = self._heard.get(timeout=max(0.0, end - time.monotonic()))
                 except queue.Empty:
-                    raise self._failure(f"the run is not at its end after {self.faults.deadline_s:g} s") from None
+                    if end < kill_at:
+                        raise self._failure(f"the run is not at its end after {self.faults.deadline_s:g} s") from None
+                    self._kill(source)
+                    kill_at = self._next_at(kill_at)
+                    continue
                 if isinstance(heard, subprocess.Popen):
                     self._ended(heard, source)
                     continue
                 self.events.append(heard)
                 work += heard.get("work", 0)
-                if work >= next_kill and sum(self.kills.values()) < self.faults.kills:
+                if self.faults.every_s is None and work >= next_kill and sum(self.kills.values()) < self.faults.kills:
                     self._kill(source)
                     next_kill = work + source.randint(*self.faults.every)
         finally:
@@ -110,6 +118,12 @@ class Chaos:
                 member.kill()
                 member.wait()
             self.wall_s = time.monotonic() - began
+
+    def _next_at(self, last: float) -> float:
+        """Return when the next kill is due by the clock; never if kills follow the work, or after the last one."""
+        if self.faults.every_s is None or sum(self.kills.values()) >= self.faults.kills:
+            return math.inf
+        return last + self.faults.every_s
 
     def _start(self, role: Role, source: random.Random) -> None:
         skew_s = source.uniform(0, self.faults.skew_s)

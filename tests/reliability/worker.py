@@ -52,9 +52,13 @@ class Run:
     max_head_offpolicyness: int = 2
     lease_s: float = 2.0
     save_steps: int = 3
+    step_s: float = 0.0
+    """Time that a step takes beside the store's."""
     episode_s: float = 0.02
     """Longest time that an episode takes beside the store's."""
     samplers: int = 4
+    hosts: int = 1
+    """Number of hosts that the members seem to run on: members of other hosts know nothing but their heartbeats."""
 
     @property
     def members(self) -> Mapping[Role, int]:
@@ -184,7 +188,7 @@ def _interaction(record_id: str, seq: int, version: int) -> Interaction:
     )
 
 
-async def train(run: Run, store: Store) -> None:
+async def train(run: Run, store: Store, member_id: str) -> None:
     """Take all steps from the checkpoint on, and close the run."""
     checkpoint = Path(run.folder, "checkpoint.json")
     step = json.loads(checkpoint.read_text())["step"] if checkpoint.exists() else 0
@@ -212,7 +216,8 @@ async def train(run: Run, store: Store) -> None:
             records=records,
             metrics={"reward/mean": 1.0},
         )
-        await store.add_step(row)
+        await asyncio.sleep(run.step_s)
+        await store.add_step(row, member_id=member_id)
         tell("step", step=step)
         await store.add_version(run.name, version, step=step)
         if step % run.save_steps == 0 or step == run.steps:
@@ -228,13 +233,16 @@ async def train(run: Run, store: Store) -> None:
 def take_part(role: Role, run: Run) -> None:
     """Join, work to the end of the run, and leave."""
     store = run.open()
-    member = Member(run_id=run.name, role=role, lease_s=run.lease_s)
+    host = os.getpid() % run.hosts
+    member = Member(run_id=run.name, role=role, lease_s=run.lease_s, host=f"host-{host}")
+    # As on a machine that only the members of one host share.
+    member = attrs.evolve(member, process=f"{host}-{member.process}") if host else member
     with Membership(store, [member]) as membership:
         # Another thread than the work's: an exit is the only thing that ends all of it at once.
         membership.on_lost(lambda _: os._exit(REFUSED))
         membership.join()
         tell("joined", member=member.id, role=role)
-        asyncio.run(train(run, store) if role == "train" else Sampler(run, store, member.id).sample())
+        asyncio.run(train(run, store, member.id) if role == "train" else Sampler(run, store, member.id).sample())
     asyncio.run(store.close())
 
 

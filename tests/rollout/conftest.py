@@ -170,11 +170,11 @@ def make_scheduler(make_runner, make_task, store):
 
     def make(
         workflow, *, tasks=4, seed=0, total_steps=None, on_scored=None, shuffle=True, sleep=asyncio.sleep,
-        eval_sampling=None, refresh=None, **config
+        eval_sampling=None, refresh=None, tools=None, **config
     ):  # fmt: skip
         return DrivenScheduler(
             tasks=[make_task(f"t{number}") for number in range(tasks)],
-            runner=make_runner(workflow, **config),
+            runner=make_runner(workflow, tools=tools, **config),
             store=store,
             config=RolloutConfig(**config),
             seed=seed,

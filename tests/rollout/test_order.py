@@ -35,6 +35,17 @@ def test_seeds_differ(tasks):
     assert ids(TaskOrder(tasks, seed=0), range(10)) != ids(TaskOrder(tasks, seed=1), range(10))
 
 
+def test_prepared_epochs_are_not_shuffled_again(tasks, monkeypatch):
+    made, real = [], TaskOrder._shuffled
+    monkeypatch.setattr(TaskOrder, "_shuffled", lambda self, epoch: (made.append(epoch), real(self, epoch))[1])
+    order = TaskOrder(tasks, seed=0)
+    order.prepare(len(tasks) + 1)
+    assert made == [1, 2]
+    ids(order, range(len(tasks), 3 * len(tasks)))
+    order.prepare(len(tasks) + 2)
+    assert made == [1, 2]
+
+
 def test_unshuffled_is_the_files_order(tasks):
     assert ids(TaskOrder(tasks, seed=0, shuffle=False), range(7)) == ["t0", "t1", "t2", "t3", "t4", "t0", "t1"]
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 
 import pytest
+from tests.rollout.conftest import MemoryStore
+from tests.rollout.driving import stopped
 from tests.tools.conftest import FakeServer, raising
 
 from agentrl_core import workflow_context
@@ -15,6 +17,14 @@ from agentrl_core.types import Outcome, ToolOutcome
 
 def toolbox(server, **config):
     return Toolbox(ToolsConfig(servers=(Component("fake"),), **config), [server], sleep=lambda _: asyncio.sleep(0))
+
+
+@pytest.fixture
+def store(request):
+    """The store of the runner: the watched one where a test uses it."""
+    if "watched" in request.fixturenames:
+        return request.getfixturevalue("watched")
+    return MemoryStore()
 
 
 @pytest.fixture
@@ -57,6 +67,30 @@ def test_a_record_that_lost_its_environment_is_rejected_although_the_agent_swall
     assert (record.outcome, record.reason, record.reward) == (Outcome.REJECTED, "environment_lost", None)
     assert (record.detail, record.marks) == ("the container is gone", ("environment_lost",))
     assert server.closed == [record.id]
+
+
+def test_a_slot_whose_environment_was_lost_is_sampled_again(make_scheduler, using_tools, watched):
+    """The lost record is no part of its group: the baseline is that of four records with the reward 1."""
+
+    async def work(tools):
+        with contextlib.suppress(Exception):
+            await tools.call("echo", {"text": "hi"})
+
+    async def scenario():
+        server = FakeServer(answer=raising(EnvironmentLostError("gone", server="fake-1")))
+        scheduler = make_scheduler(
+            using_tools(work), tools=toolbox(server), group_size=4, tasks_per_step=1, retries=1, tasks=1
+        )
+        running = asyncio.create_task(scheduler.run())
+        await scheduler.settled()
+        await stopped(scheduler, running)
+        return scheduler
+
+    scheduler = asyncio.run(scenario())
+    assert scheduler.counts.records.totals == {"scored": 4, "rejected(environment_lost)": 1}
+    assert list(watched.usable.values()) == [True]
+    lost = [record for record in watched.now.values() if record.outcome is Outcome.REJECTED]
+    assert [record.reward for record in lost] == [None]
 
 
 def test_tools_are_closed_when_the_agent_hangs(run_one, using_tools):

@@ -136,7 +136,7 @@ def test_a_killed_sandbox_is_an_environment_that_is_lost(make_task):
     async def scenario():
         async with opened(make_task()) as sandbox:
             sandbox._process.kill()
-            await sandbox._process.wait()
+            await asyncio.to_thread(sandbox._process.wait)
             with pytest.raises(EnvironmentLostError):
                 await sandbox.run("true", timeout_s=30, limit_bytes=100)
 

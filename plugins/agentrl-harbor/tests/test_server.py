@@ -224,7 +224,7 @@ def test_a_lost_sandbox_is_no_zero(make_task):
             session = await server.open(episode(folder))
             process = session._opened.sandbox._process
             process.kill()
-            await process.wait()
+            await asyncio.to_thread(process.wait)
             with pytest.raises(EnvironmentLostError):
                 await call(session, "bash", command="true")
             await session.close()

@@ -26,6 +26,8 @@ COUNTS: dict = {}
 SESSIONS: set = set()
 SEEN: list = []
 """Headers and paths of HTTP requests."""
+LATER: dict = {}
+"""Id of an event -> response that comes when the client asks for what followed that event."""
 LOCK = threading.Lock()
 TOOLS: dict = {}
 """Name -> description for `tools/list`."""
@@ -165,7 +167,7 @@ def parts(arguments, params, state, send):
     return arguments["result"]
 
 
-for name in ("garbage", "other_id"):
+for name in ("garbage", "other_id", "later"):
     TOOLS[name] = {"name": name, "inputSchema": {"type": "object"}}
 
 
@@ -254,11 +256,20 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_GET(self):
+        """Continue a stream that ended early."""
+        SEEN.append({key.lower(): value for key, value in self.headers.items()})
+        answer = LATER.pop(self.headers.get("last-event-id"), None)
+        if answer is None:
+            self.reply(405)
+        else:
+            self.reply(200, f"data: {json.dumps(answer)}\n\n".encode(), "text/event-stream")
+
     def do_DELETE(self):
         SESSIONS.discard(self.headers.get("mcp-session-id"))
         self.reply(200)
 
-    def do_POST(self):
+    def do_POST(self):  # noqa: PLR0911 - one return per fault
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         SEEN.append({"path": self.path, **{key.lower(): value for key, value in self.headers.items()}})
         if self.path == "/moved":
@@ -281,6 +292,11 @@ class Handler(BaseHTTPRequestHandler):
         match name_of(message):
             case "garbage":
                 self.reply(200, b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [')
+                return
+            case "later":
+                LATER["e1"] = {"jsonrpc": "2.0", "id": message["id"], "result": text("at last")}
+                told = (message["params"].get("arguments") or {}).get("id", "e1")
+                self.reply(200, f"id: {told}\nretry: 10\ndata: \n\n".encode(), "text/event-stream")
                 return
             case "other_id":
                 body = {"jsonrpc": "2.0", "id": 10**6, "result": text("lost")}

@@ -200,6 +200,17 @@ def test_an_answer_that_is_no_result_is_named(make, place, tool, says):
     assert run(make(place, "shared"), scenario) == "still here"
 
 
+def test_a_stream_that_ends_early_is_continued(make):
+    async def scenario(tools):
+        session = await tools.open(episode())
+        answer = await called(session, "later")
+        with pytest.raises(DeliveryUnknownError, match="its stream ended, and the rest has status 405"):
+            await session.call("later", {"id": "e2"}, timeout_s=10)
+        return answer
+
+    assert run(make("http", "session", "handshake"), scenario) == "at last"
+
+
 def test_a_response_with_another_id_is_refused(make):
     async def over_http(tools):
         with pytest.raises(InvalidResultError, match="the id of another request"):

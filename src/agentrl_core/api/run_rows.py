@@ -70,8 +70,6 @@ class ResumePoint:
     """Submission index of the next group: one more than the highest that a live step consumed."""
     last_version: int
     """Highest version ever published, also by voided steps; the next one must exceed it. -1 if none."""
-    left: Mapping[int, int] = attrs.field(factory=dict)
-    """Tasks to sample again: submission index below `next_index` -> how many of its groups were unusable."""
 
 
 @attrs.frozen(kw_only=True)

@@ -98,6 +98,13 @@ class RunReader(Protocol):
         """
         ...
 
+    async def episodes(self, record_ids: Sequence[str]) -> list[Episode]:
+        """Return what `episode` returns for each of these ids, in their order; ids of no record are left out.
+
+        It makes as few round trips as it can, and keeps all that it returns in memory.
+        """
+        ...
+
     async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
         """Return the LLM calls and tokens so far by record id, for records that have a call."""
         ...

@@ -130,11 +130,11 @@ def _details(details: Mapping[str, Any]) -> Iterator[Line]:
         pending += [(str(name), inside[name], indent + "  ") for name in reversed(list(inside))]
 
 
-def fidelity_text(fidelity: Fidelity) -> str:
-    """Say how many of the trained tokens are exactly those that the engine sampled."""
+def fidelity_text(fidelity: Fidelity, *, kind: str = "trained") -> str:
+    """Say how many of the trained tokens, or of tokens of another kind, are exactly those that the engine sampled."""
     if fidelity.unwitnessed == fidelity.trained:
-        return f"unknown: no digests were stored for the {fidelity.trained} trained tokens"
-    text = f"{fidelity.exact} of {fidelity.trained} trained tokens are exactly what the engine sampled"
+        return f"unknown: no digests were stored for the {fidelity.trained} {kind} tokens"
+    text = f"{fidelity.exact} of {fidelity.trained} {kind} tokens are exactly what the engine sampled"
     if fidelity.unwitnessed:
         text += f", {fidelity.unwitnessed} have no stored digest"
     return text + (f"; first deviation at {fidelity.deviation}" if fidelity.deviation else "")

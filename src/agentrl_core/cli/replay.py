@@ -55,7 +55,7 @@ def replay(
 
     with open_episode(record, run, runs) as found:
         episode, task, place = found.episode, found.task(), found.place
-        groups = {item.group_id for item in asyncio.run(found.store.records(found.row.id))}
+        groups = asyncio.run(found.store.groups(found.row.id))
         steps = asyncio.run(found.store.steps(found.row.id))
     folder = place.model_directory(found.row)
     if task is None or folder is None:
@@ -65,10 +65,10 @@ def replay(
     if turn is not None:
         from agentrl_core.run.resample import resample
 
-        sampled = resample(episode, task, directory, folder, turn=turn, seed=seed, num_groups=len(groups), steps=steps)
+        sampled = resample(episode, task, directory, folder, turn=turn, seed=seed, groups=groups, steps=steps)
         _print_resampled(sampled, episode, task, folder, as_json=as_json)
         return
-    report = run_again(episode, task, directory, folder, num_groups=len(groups), steps=steps)
+    report = run_again(episode, task, directory, folder, groups=groups, steps=steps)
     if as_json:
         print_json(attrs.asdict(report, recurse=False) | {"identical": report.identical})
     else:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from agentrl_core.config import LoadedConfig
-    from agentrl_core.config.schema import RunConfig
     from agentrl_core.tools.listing import Listing
     from agentrl_core.types import ToolCall
 
@@ -20,7 +17,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=T
 
 _Config = Annotated[Path, typer.Argument(help="YAML file.")]
 _Overrides = Annotated[list[str] | None, typer.Argument(help="Options to change, such as tools.timeout_s=5.")]
-_Task = Annotated[str, typer.Option("--task", help="Id of a task of data.train; servers may need its row.")]
+_Task = Annotated[str, typer.Option("--task", help="Id of a task; servers may need its row.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _LONGEST = 80
 """Characters of a description in the table."""
@@ -38,12 +35,13 @@ def list_(config: _Config, overrides: _Overrides = None, *, task: _Task = "", as
     Starts the config's tool servers, and ends them again.
     """
     from agentrl_core.cli.output import print_json, print_table
+    from agentrl_core.config import load
     from agentrl_core.run.tools import tools_without_a_run
 
-    loaded, data = _read(config, overrides, task)
+    loaded = load(config, overrides or ())
 
     async def listed() -> Listing:
-        async with tools_without_a_run(loaded, data, []) as opened:
+        async with tools_without_a_run(loaded, task, []) as opened:
             return await opened.listing()
 
     found = _facts(asyncio.run(listed()))
@@ -69,15 +67,16 @@ def call(
     The exit code is 1 if the call did not succeed. `--json` prints the row that a run would record.
     """
     from agentrl_core.cli.output import print_json
+    from agentrl_core.config import load
     from agentrl_core.errors import EnvironmentLostError
     from agentrl_core.run.tools import tools_without_a_run
     from agentrl_core.types import ToolOutcome
 
-    loaded, data = _read(config, overrides, task)
+    loaded = load(config, overrides or ())
     calls: list[ToolCall] = []
 
     async def called() -> None:
-        async with tools_without_a_run(loaded, data, calls) as opened:
+        async with tools_without_a_run(loaded, task, calls) as opened:
             # The row says it, too.
             with contextlib.suppress(EnvironmentLostError):
                 await opened.call(name, arguments)
@@ -107,16 +106,17 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on, with --port.")] = "127.0.0.1",
 ) -> None:
     """Serve the config's tools to other programs over MCP, with all checks, limits and middleware, until Ctrl-C."""
+    from agentrl_core.config import load
     from agentrl_core.config.invocation import pip_install
     from agentrl_core.errors import PluginError
     from agentrl_core.plugins.manager import load_registry
     from agentrl_core.run.tools import tools_without_a_run
 
-    loaded, data = _read(config, overrides, task)
+    loaded = load(config, overrides or ())
     hooks = load_registry(loaded.run.plugins.block).hooks
 
     async def served() -> None:
-        async with tools_without_a_run(loaded, data, []) as opened:
+        async with tools_without_a_run(loaded, task, []) as opened:
             serving = hooks.serve_tools(opened, host=host, port=port)
             if serving is None:
                 raise PluginError(f"no installed package serves tools; {pip_install('agentrl-mcp')}")
@@ -124,24 +124,6 @@ def serve(
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(served())
-
-
-def _read(config: Path, overrides: list[str] | None, task: str) -> tuple[LoadedConfig[RunConfig], Mapping[str, Any]]:
-    """Return the config, and the row of the task with the given id; an empty row if none is named."""
-    from agentrl_core.config import load
-    from agentrl_core.data.tasks import load_tasks
-    from agentrl_core.errors import ConfigError
-
-    loaded = load(config, overrides or ())
-    if not task:
-        return loaded, {}
-    where, source = loaded.where("data.train"), loaded.run.data.train
-    if source is None:
-        raise ConfigError(f"{where}: --task needs a file of tasks there")
-    found = {item.id: item for item in load_tasks(loaded.base_dir / Path(source).expanduser())}
-    if task not in found:
-        raise ConfigError(f"{where}: {source} has no task '{task}'")
-    return loaded, found[task].data
 
 
 def _facts(listing: Listing) -> list[dict[str, Any]]:

@@ -53,7 +53,18 @@ def _json(found: Verification) -> dict[str, object]:
     tokens = attrs.asdict(found.fidelity, recurse=False) | {"share": found.fidelity.share, "deviations": deviations}
     names = ("intact", "head", "num_seals", "num_records", "num_calls", "num_tool_calls")
     chain = {name: getattr(found, name) for name in names}
+    others = {name: getattr(found.untrained, name) for name in ("trained", "exact", "unwitnessed")}
+    tokens["untrained"] = {"tokens": others.pop("trained"), **others}
     return tokens | {"run": found.run, **chain, "findings": found.findings, "notes": found.notes}
+
+
+def _tokens(found: Verification) -> Iterator[str]:
+    """Yield how many tokens are as the engine sampled them: of the records of steps, and of all others."""
+    others = attrs.evolve(found.untrained, deviation=None)
+    if found.fidelity.trained or not others.trained:
+        yield fidelity_text(attrs.evolve(found.fidelity, deviation=None))
+    if others.trained:
+        yield fidelity_text(others, kind="untrained")
 
 
 def _lines(found: Verification) -> Iterator[str]:
@@ -65,8 +76,7 @@ def _lines(found: Verification) -> Iterator[str]:
         )
     for note in found.notes:
         yield f"note: {printable(note)}"
-    summary = attrs.evolve(found.fidelity, deviation=None)
-    yield f"run {found.run}, {found.num_episodes} records: {fidelity_text(summary)}"
+    yield f"run {found.run}, {found.num_episodes} records: {'; '.join(_tokens(found))}"
     if found.head:
         verdict = "as sealed" if found.intact else "NOT as sealed"
         calls = f"{found.num_calls} LLM calls"

@@ -31,14 +31,16 @@ from agentrl_core.weights.manifest import read_manifest
 from agentrl_core.weights.witness import NOTHING, Fidelity, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Iterator
     from pathlib import Path
 
-    from agentrl_core.api.stores import GroupRow, RunReader, RunRow, SealRow
+    from agentrl_core.api.stores import GroupRow, RunReader, RunRow, SealRow, StepRow
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.types import Episode, Record, ToolCall
 
 _T = TypeVar("_T")
+_AT_ONCE = 16
+"""Records that are read at once: each may have a hundred thousand tokens."""
 _NAMED = 20
 """Most names in one note."""
 Change: TypeAlias = Literal["changed", "removed", "added", "unreadable"]
@@ -76,7 +78,9 @@ class Verification:
     findings: list[Finding] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
     fidelity: Fidelity = NOTHING
-    """Comparison of the trained tokens with those that the engine sampled, over all records."""
+    """Comparison of the trained tokens with those that the engine sampled, over the records of live steps."""
+    untrained: Fidelity = NOTHING
+    """The same for the tokens of all other records, such as those of evaluations."""
     deviations: dict[str, Fidelity] = attrs.field(factory=dict)
     """Record id -> fidelity, for records with a token that the engine did not sample."""
 
@@ -92,6 +96,7 @@ class Verifier:
     def __init__(self, store: RunReader, run: RunRow, directory: RunDirectory) -> None:
         self._store, self._run, self._directory = store, run, directory
         self._sealed = SealedFacts()
+        self._trained: set[str] = set()
         self._undigested = 0
         self._complete = False
         """Whether every fact must be sealed: the chain is whole, and it ends with an orderly end."""
@@ -100,10 +105,12 @@ class Verifier:
     def check(self, head: str = "") -> Verification:
         """Check everything; `head` is the digest of a seal that the user kept."""
         rows = self._read("the seals", self._store.seals(self._run.id))
+        steps = self._read("the steps", self._store.steps(self._run.id))
+        self._trained = {name for step in steps or () if not step.voided for name in step.records}
         whole = self._chain(rows or [], head)
         self._complete = whole and self._sealed.ended
         if rows:
-            self._facts()
+            self._facts(steps)
         self._records(sealed=bool(rows))
         return self.result
 
@@ -181,12 +188,13 @@ class Verifier:
             return None
         return seal
 
-    def _facts(self) -> None:
+    def _facts(self, steps: Sequence[StepRow] | None) -> None:
         if self._sealed.run and run_digest(self._run) != self._sealed.run:
             self._find("changed", f"run {self._run.id}", "its config, components or time of creation")
         self._snapshot()
         self._tasks()
-        self._steps()
+        if steps is not None:
+            self._steps(steps)
         if (found := self._read("the versions", self._store.versions(self._run.id))) is not None:
             now = {row.version: version_digest(row) for row in found}
             self._compare("version", now, self._sealed.versions)
@@ -227,10 +235,7 @@ class Verifier:
             if (found := self._read(f"the tasks of set {task_set}", reading)) is not None:
                 self._compare(f"task of set {task_set}", {task.id: task_digest(task) for task in found}, sealed)
 
-    def _steps(self) -> None:
-        rows = self._read("the steps", self._store.steps(self._run.id))
-        if rows is None:
-            return
+    def _steps(self, rows: Sequence[StepRow]) -> None:
         now = {(row.step, row.version): row for row in rows}
         for (step, version), (digest, voided) in self._sealed.steps.items():
             row, what = now.get((step, version)), f"step {step} (version {version})"
@@ -279,18 +284,16 @@ class Verifier:
         found = self._read("the groups", self._store.groups(self._run.id)) if sealed else None
         groups = {row.id: row for row in found or ()}
         unsealed: list[Record] = []
-        for name in dict.fromkeys([*(record.id for record in listed or ()), *self._sealed.records]):
-            try:
-                episode = asyncio.run(self._store.episode(name))
-            except StoreError as error:
-                self._find("unreadable", f"record {name}", str(error))
-                continue
-            if episode is None or episode.record.id != name:  # another id may begin like it
-                self._find("removed", f"record {name}")
+        names = dict.fromkeys([*(record.id for record in listed or ()), *self._sealed.records])
+        for name, episode in self._episodes(list(names)):
+            if episode is None:
                 continue
             self.result.num_episodes += 1
             fidelity = verify(episode)
-            self.result.fidelity += fidelity
+            if name in self._trained:
+                self.result.fidelity += fidelity
+            else:
+                self.result.untrained += fidelity
             if fidelity.deviation:
                 self.result.deviations[name] = fidelity
             if name in self._sealed.records:
@@ -300,6 +303,30 @@ class Verifier:
         self._unsealed_records(unsealed)
         if self._undigested:
             self.result.notes.append(f"{self._undigested} calls were stored without a digest, by an earlier version")
+
+    def _episodes(self, names: Sequence[str]) -> Iterator[tuple[str, Episode | None]]:
+        """Yield each record; None, with a finding, for one that cannot be read or is not there."""
+        for start in range(0, len(names), _AT_ONCE):
+            some = names[start : start + _AT_ONCE]
+            try:
+                found = {item.record.id: item for item in asyncio.run(self._store.episodes(some))}
+            except StoreError:  # one by one, to find those that cannot be read
+                yield from ((name, self._episode(name)) for name in some)
+                continue
+            for name in some:
+                if name not in found:
+                    self._find("removed", f"record {name}")
+                yield name, found.get(name)
+
+    def _episode(self, name: str) -> Episode | None:
+        try:
+            (episode,) = asyncio.run(self._store.episodes([name])) or [None]
+        except StoreError as error:
+            self._find("unreadable", f"record {name}", str(error))
+            return None
+        if episode is None:
+            self._find("removed", f"record {name}")
+        return episode
 
     def _unsealed_records(self, records: Iterable[Record]) -> None:
         running: list[str] = []

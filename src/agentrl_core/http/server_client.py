@@ -329,9 +329,15 @@ def _told(url: str, proxy: Proxy | None, silence_s: float, error: Exception) -> 
 
 
 async def server_sent_events(
-    pieces: AsyncIterable[bytes], *, most_event_bytes: int = MOST_BYTES, most_bytes: float = math.inf
+    pieces: AsyncIterable[bytes],
+    *,
+    most_event_bytes: int = MOST_BYTES,
+    most_bytes: float = math.inf,
+    on_field: Callable[[str, str], None] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the data of each event of a `text/event-stream` body.
+
+    `on_field` is told name and value of the other fields that have a value, such as `id` and `retry`.
 
     Raises `ExchangeError` for an event larger than `most_event_bytes`, and for a stream larger than `most_bytes`.
     """
@@ -350,6 +356,8 @@ async def server_sent_events(
             if line.startswith(b"data:"):
                 data.append(line[5:].removeprefix(b" "))
                 data_bytes += len(raw)
+            elif on_field is not None and (name := line.partition(b":")[0]) in {b"id", b"retry", b"event"}:
+                on_field(name.decode(), line[len(name) + 1 :].removeprefix(b" ").decode(errors="replace"))
             elif not line and data:
                 yield data[0] if len(data) == 1 else b"\n".join(data)
                 data, data_bytes = [], 0

@@ -13,8 +13,8 @@ from agentrl_core.errors import DataError
 if TYPE_CHECKING:
     from agentrl_core.types import Task
 
-_EPOCHS = 2
-"""Shuffled epochs kept: groups that come again may be of the epoch before."""
+_EPOCHS = 3
+"""Shuffled epochs kept: groups that come again may be of the epoch before, and the next one is prepared."""
 
 
 class TaskOrder:
@@ -34,6 +34,13 @@ class TaskOrder:
     def __getitem__(self, position: int) -> Task:
         epoch, offset = divmod(position, len(self._tasks))
         return self._tasks[self._indices(epoch)[offset] if self._shuffle else offset]
+
+    def prepare(self, position: int) -> None:
+        """Shuffle the epoch of a position and the next one, so that `id_at` finds them ready inside a transaction."""
+        if self._shuffle:
+            epoch = position // len(self._tasks)
+            for number in (epoch, epoch + 1):
+                self._indices(number)
 
     def id_at(self, position: int) -> str:
         """Return the id of the task at a position."""

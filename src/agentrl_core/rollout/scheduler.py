@@ -192,6 +192,10 @@ class Scheduler:
             if len(claims) < count:
                 self._nothing_left_at = changes
             try:
+                positions = [claim.index for claim in claims if not claim.is_eval]
+                if self._order is not None and positions:
+                    # Here, because the next claim asks for tasks while its transaction keeps all others out.
+                    self._order.prepare(max(positions))
                 if not all(claim.is_eval for claim in claims):
                     # They may have been admitted since the control was read, and scorers are told the step.
                     self._obey(await self._store.control(self._run_id))

@@ -223,7 +223,7 @@ class Checks(ComponentChecks[RunConfig]):
             yield f"{self._loaded.where('data.train')}: {NO_TASKS}"
         for key, source in data.sources.items():
             try:
-                tasks = self._read(key, source)
+                tasks = self.read_tasks(key, source)
             except UsageError as error:
                 yield str(error)
             else:
@@ -232,7 +232,7 @@ class Checks(ComponentChecks[RunConfig]):
                 if key == "data.train":
                     yield from self._order(source.use, tasks)
 
-    def _read(self, key: str, source: Component) -> Sequence[Task]:
+    def read_tasks(self, key: str, source: Component) -> Sequence[Task]:
         """Read a task file or a registered data set; without `load_datasets` only check the data set's options."""
         path = self._loaded.base_dir / Path(source.use).expanduser()
         if path.is_file():

@@ -51,7 +51,7 @@ class RunEvents:
 
     def step_finished(self, report: StepReport) -> None:
         """Report a finished optimizer step."""
-        logger.info("step %d, version %d: %s", report.step, report.version, dict(report.metrics))
+        logger.info("%s", _line(report))
         self._tell("step_finished", report)
         self._call_hook("step_finished", run=self._run, step=report)
 
@@ -72,6 +72,22 @@ class RunEvents:
         """Pass one event to all trackers."""
         for tracker in self._trackers:
             _tell(tracker, event, value)
+
+
+def _line(report: StepReport) -> str:
+    """Return the main numbers of a step in one line; the trackers and the store have all of them."""
+    numbers = [
+        form.format(report.metrics[name])
+        for name, form in (
+            ("reward/mean", "reward {:.3f}"),
+            ("loss/value", "loss {:.4g}"),
+            ("rollout/lag_mean", "lag {:.1f}"),
+            ("rollout/tokens", "{:,.0f} tokens"),
+            ("time/step_s", "{:.1f} s"),
+        )
+        if name in report.metrics
+    ]
+    return f"step {report.step}, version {report.version}: {', '.join(numbers)}"
 
 
 def _tell(tracker: Tracker, event: str, value: object) -> None:

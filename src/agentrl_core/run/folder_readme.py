@@ -43,7 +43,11 @@ def write_readme(directory: RunDirectory) -> None:
         [
             f"# Run {directory.name}",
             "",
-            f"A run of `{PROGRAM} {directory.command}`."
+            (
+                f"A run of `{PROGRAM} run`, or of `{PROGRAM} train` with servers and samplers."
+                if directory.command == "run"
+                else f"A run of `{PROGRAM} {directory.command}`."
+            )
             + (f" It began from the checkpoint of {directory.origin}." if directory.origin else ""),
             "This file is written when the run begins and when it ends; changes of yours are lost.",
             "",

@@ -141,6 +141,11 @@ class Membership:
         if self._error is not None:
             raise self._error
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this process is not a member any more, and has not left by itself."""
+        return self._error is not None
+
     def report_also(self, more: Callable[[], Mapping[str, Any]]) -> None:
         """Add what `more` returns to the reports of all members; it is called on the thread of the membership."""
         self._more.append(more)

@@ -27,7 +27,6 @@ from agentrl_core.data.comparison import without_call_ids
 from agentrl_core.engines.replay import Divergence, ReplayEngine
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.gateway import Gateway
-from agentrl_core.gateway.sampling_parameters import call_seed
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.order import stable_hash
 from agentrl_core.rollout.runner import Runner
@@ -43,7 +42,7 @@ from agentrl_core.run.versions import step_of_version
 from agentrl_core.tools.recorded import RecordedToolbox, described_call
 
 if TYPE_CHECKING:
-    from agentrl_core.api.stores import StepRow, Store
+    from agentrl_core.api.stores import GroupRow, StepRow, Store
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.rollout.episode_source import EpisodeSource
@@ -53,8 +52,6 @@ if TYPE_CHECKING:
 
 _ANY_LENGTH = 2**31
 """Context length of a model whose config states none."""
-_TRIED_CALLS = 4
-"""Numbers of first calls that are tried to find an episode's random key; calls before it may have been lost."""
 _STEP_UNKNOWN = "the store does not tell at which training step this was scored, so rewards are not compared"
 _END_S = 15.0
 """Longest wait for the agent's clean-up, in seconds."""
@@ -84,13 +81,19 @@ class ReplayReport:
 
 
 def replay(
-    episode: Episode, task: Task, directory: RunDirectory, model_dir: Path, *, num_groups: int, steps: Sequence[StepRow]
+    episode: Episode,
+    task: Task,
+    directory: RunDirectory,
+    model_dir: Path,
+    *,
+    groups: Sequence[GroupRow],
+    steps: Sequence[StepRow],
 ) -> ReplayReport:
     """Replay an episode of the run in `directory`; `model_dir` has the policy's tokenizer and chat template.
 
-    Nothing is written into the run's folder. `num_groups` bounds the search for the random key, from which the ids of
-    replies follow. `steps` are the run's rows, which tell at which training step the episode was scored. Raises
-    `UsageError` if the run has no workflow that can be called, or its config does not resolve.
+    Nothing is written into the run's folder. `groups` and `steps` are the run's rows: the random key follows from the
+    position of the episode's group, and the training step at which it was scored from the steps. Raises `UsageError` if
+    the run has no workflow that can be called, or its config does not resolve.
     """
     config, base_dir = read_config(directory)
     with ExitStack() as closing:
@@ -106,7 +109,7 @@ def replay(
         stops = (engine.diverged, upstreams.diverged, tools.diverged)
         offered = tools if config.tools.servers else None
         rerun = Rerun(components, episode, task, chat, engine, tools=offered, stops=stops, scratch=scratch, step=step)
-        done = rerun.run(seed_key(episode, config, num_groups))
+        done = rerun.run(seed_key(episode, config, groups))
     step_known = step is not None or episode.record.is_eval
     return _compare(episode, done, engine, upstreams, tools, step_known=step_known)
 
@@ -272,23 +275,17 @@ def _context_length(config: RunConfig, model_dir: Path) -> int:
     return length if isinstance(length, int) else _ANY_LENGTH
 
 
-def seed_key(episode: Episode, config: RunConfig, num_groups: int) -> tuple[int, ...]:
-    """Return the random key that the scheduler gave the episode, found by the seeds of its calls.
+def seed_key(episode: Episode, config: RunConfig, groups: Sequence[GroupRow]) -> tuple[int, ...]:
+    """Return the random key that the scheduler gave the episode.
 
-    The ids of replies and of tool calls follow from it, and templates may write those into prompts. The store's
-    protocol does not tell the position of a group, so positions are tried.
+    The ids of replies and of tool calls follow from it, and templates may write those into prompts.
     """
     record, task = episode.record, stable_hash(episode.record.task_id)
-    keys = (
-        [(1, task, config.seed, 0, 0)]
-        if record.is_eval
-        else [(0, task, index, record.sample_index, record.attempt) for index in range(num_groups + 1)]
-    )
-    seeds = {item.sampling.seed for item in episode.interactions if not item.upstream}
-    for key in keys:
-        if any(call_seed(config.seed, *key, number) in seeds for number in range(_TRIED_CALLS)):
-            return key
-    return keys[0]
+    if record.is_eval:
+        return (1, task, config.seed, 0, 0)
+    # 0 for a record that was put into a store by hand.
+    position = next((group.index for group in groups if group.id == record.group_id), 0)
+    return (0, task, position, record.sample_index, record.attempt)
 
 
 def training_step_of(episode: Episode, steps: Sequence[StepRow]) -> int | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.api.engines import Engine
-    from agentrl_core.api.stores import StepRow
+    from agentrl_core.api.stores import GroupRow, StepRow
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.types import Episode, Task
 
@@ -56,13 +56,13 @@ def resample(
     *,
     turn: int,
     seed: int | None,
-    num_groups: int,
+    groups: Sequence[GroupRow],
     steps: Sequence[StepRow],
 ) -> Resampled:
     """Repeat the calls of an episode before call `turn`, and sample the rest with the run's newest checkpoint.
 
     `model_dir` is the policy before training, for a run without checkpoints. With `seed` other tokens are drawn than
-    the episode's own random numbers give. `num_groups` and `steps` are those of `replay`. Raises `UsageError` if the
+    the episode's own random numbers give. `groups` and `steps` are those of `replay`. Raises `UsageError` if the
     episode has no call `turn`, or if the run's config has no workflow that can be called.
     """
     calls = len(episode.interactions)
@@ -84,7 +84,7 @@ def resample(
         step = training_step_of(episode, steps)
         tools, stops = toolbox_of(components), (engine.diverged,)
         rerun = Rerun(components, episode, task, chat, engine, tools=tools, stops=stops, scratch=scratch, step=step)
-        done = rerun.run(seed_key(episode, config, num_groups))
+        done = rerun.run(seed_key(episode, config, groups))
         return Resampled(
             turn=turn,
             version=version,

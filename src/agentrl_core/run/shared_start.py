@@ -114,6 +114,11 @@ def check_unfinished(store: Store, directory: RunDirectory, step: int, *, steps:
         )
 
 
+async def run_status(store: Store, run_id: str) -> str:
+    """Return the status of a run in the store; empty if the store does not have it."""
+    return next((row.status for row in await store.runs() if row.id == run_id), "")
+
+
 async def _known_status(store: Store, directory: RunDirectory) -> str:
     """Return the status of the run in the store.
 

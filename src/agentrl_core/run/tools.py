@@ -49,15 +49,16 @@ def start_tools(
 
 @contextlib.asynccontextmanager
 async def tools_without_a_run(
-    loaded: LoadedConfig[RunConfig], data: Mapping[str, Any], calls: list[ToolCall]
+    loaded: LoadedConfig[RunConfig], task_id: str, calls: list[ToolCall]
 ) -> AsyncIterator[OpenTools]:
-    """Start the config's tool servers, and yield the tools of one episode whose task has `data`.
+    """Start the config's tool servers, and yield the tools of one episode of a task; without an id, its row is empty.
 
-    Calls are added to `calls`. Raises `ConfigError` for a wrong config and for one without servers, `ToolServerError`
-    for a server that does not start.
+    Calls are added to `calls`. Raises `ConfigError` for a wrong config, for one without servers, and for an unknown
+    task, `ToolServerError` for a server that does not start.
     """
-    toolbox = _checked_toolbox(loaded)
-    episode = ToolEpisode(record_id=f"cli-{uuid.uuid4().hex[:16]}", task_id=str(data.get("id", "")), data=data)
+    checks = _checks(loaded)
+    toolbox, data = _checked_toolbox(checks, loaded), _row(checks, loaded, task_id)
+    episode = ToolEpisode(record_id=f"cli-{uuid.uuid4().hex[:16]}", task_id=task_id, data=data)
 
     async def keep(call: ToolCall) -> None:
         calls.append(call)
@@ -71,9 +72,25 @@ async def tools_without_a_run(
         await toolbox.close()
 
 
-def _checked_toolbox(loaded: LoadedConfig[RunConfig]) -> Toolbox:
+def _checks(loaded: LoadedConfig[RunConfig]) -> Checks:
     plugins = loaded.run.plugins
-    checks = Checks(loaded, load_registry(plugins.block, on_error=plugins.on_error))
+    return Checks(loaded, load_registry(plugins.block, on_error=plugins.on_error), load_datasets=True)
+
+
+def _row(checks: Checks, loaded: LoadedConfig[RunConfig], task_id: str) -> Mapping[str, Any]:
+    """Return the row of a task of the config; an empty one without an id."""
+    if not task_id:
+        return {}
+    sources = loaded.run.data.sources
+    for key, source in sources.items():
+        for task in checks.read_tasks(key, source):
+            if task.id == task_id:
+                return task.data
+    searched = ", ".join(source.use for source in sources.values()) or "the config, which names no tasks"
+    raise ConfigError(f"{loaded.where('data')}: there is no task '{task_id}' in {searched}")
+
+
+def _checked_toolbox(checks: Checks, loaded: LoadedConfig[RunConfig]) -> Toolbox:
     problems = [*checks.imports(), *checks.of_kinds("tools", "tool_middleware"), *checks.tools()]
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
@@ -90,7 +107,7 @@ def servers_down(loaded: LoadedConfig[RunConfig]) -> str:
 
     async def started() -> str:
         try:
-            toolbox = _checked_toolbox(loaded)
+            toolbox = _checked_toolbox(_checks(loaded), loaded)
             await toolbox.start()
         except AgentRLError as error:
             return str(error)

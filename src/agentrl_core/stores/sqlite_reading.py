@@ -89,10 +89,21 @@ class SQLiteReading(SQLiteConnection):
         if len(records) > 1 and records[0].id != record_id:
             names = ", ".join(record.id for record in records)
             raise StoreError(f"{self.path}: several records start with '{record_id}' ({names}, …); give more of the id")
+        return await self._whole(records[0])
+
+    async def episodes(self, record_ids: Sequence[str]) -> list[Episode]:
+        """Return records with all of their calls, in the order of their ids."""
+        query = rows.RECORDS.select + " WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608 - constants
+        found = await self._restored("find records", rows.record_from, query, json.dumps(list(record_ids)))
+        by_id = {record.id: record for record in found}
+        return [await self._whole(by_id[name]) for name in record_ids if name in by_id]
+
+    async def _whole(self, record: Record) -> Episode:
+        """Read what a list of records leaves out."""
         query = "SELECT score_details FROM records WHERE id = ?"
-        (details,) = await self._restored(what, lambda row: json.loads(row[0]), query, records[0].id)
-        record = attrs.evolve(records[0], score_details=details)
-        (found,) = await self._episodes(record.run_id, [record])
+        what = f"find record {record.id}"
+        (details,) = await self._restored(what, lambda row: json.loads(row[0]), query, record.id)
+        (found,) = await self._episodes(record.run_id, [attrs.evolve(record, score_details=details)])
         query = TOOL_CALLS.select + " WHERE record_id = ? ORDER BY seq"
         calls = await self._restored("read tool calls", tool_call_from, query, record.id)
         return attrs.evolve(found, tool_calls=tuple(calls))

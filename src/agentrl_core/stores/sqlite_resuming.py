@@ -16,9 +16,6 @@ CONSUMED_INDEX = """
 """
 """Find the highest position that a live step consumed."""
 
-LEFT = "SELECT idx, tries FROM turns WHERE run_id = ? AND idx < ? ORDER BY idx"
-"""Select the positions before `next_index` that are to be sampled again, with their tries."""
-
 WHATEVER_TRIES = 2
 """Value of `turns.released` for a position that comes again whatever its tries: a person asked for it, or its group was
 set aside without a fault of its own. 1 is a position that comes again within its tries, 0 one that waits."""

@@ -12,7 +12,7 @@ from agentrl_core.api.run_rows import ResumePoint
 from agentrl_core.errors import MemberError, StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_reading import SQLiteReading
-from agentrl_core.stores.sqlite_resuming import CONSUMED_INDEX, LEFT, void_steps
+from agentrl_core.stores.sqlite_resuming import CONSUMED_INDEX, void_steps
 from agentrl_core.types import Group
 
 if TYPE_CHECKING:
@@ -146,12 +146,7 @@ class SQLiteTraining(SQLiteReading):
         what = f"find where run '{run_id}' goes on"
         ((highest,),) = await self._select(what, CONSUMED_INDEX, run_id, step)
         next_index = 0 if highest is None else highest + 1
-        return ResumePoint(
-            step=step,
-            next_index=next_index,
-            last_version=await self.last_version(run_id),
-            left=dict(await self._select(what, LEFT, run_id, next_index)),
-        )
+        return ResumePoint(step=step, next_index=next_index, last_version=await self.last_version(run_id))
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
         """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""

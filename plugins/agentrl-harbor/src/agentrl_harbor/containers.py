@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from agentrl_core.errors import EnvironmentLostError, ToolServerError
 from agentrl_harbor.owner import Owner, is_alive
 from agentrl_harbor.processes import Ended, run
+from agentrl_harbor.sandbox import LOGS
 from agentrl_harbor.task_config import resolved
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Containers:
             if isinstance(error, ValueError):
                 raise EnvironmentLostError(str(error)) from error
             raise
+        if ended.status == 0:
+            folders = " ".join(f"/{name}" for name in LOGS)
+            make = f"mkdir -p {folders} && chmod 777 {folders}"
+            ended = await self.command("exec", "--user", "root", name, "sh", "-c", make)
         if ended.status != 0:
             await container.close()
             raise EnvironmentLostError(f"{self._program} run failed for {image}: {_last_line(ended)}")

@@ -11,17 +11,20 @@ import contextlib
 import logging
 import os
 import shutil
+import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agentrl_core.api.processes import call_on_thread
 from agentrl_core.errors import EnvironmentLostError, ToolServerError
 from agentrl_harbor.dockerfile import Steps, read_dockerfile
 from agentrl_harbor.owner import Owner, left_behind, remove_tree
 from agentrl_harbor.processes import Ended, run
-from agentrl_harbor.sandbox import parent_and_name
+from agentrl_harbor.sandbox import LOGS, parent_and_name
 from agentrl_harbor.task_config import EnvironmentConfig, resolved
 
 if TYPE_CHECKING:
@@ -113,7 +116,7 @@ class Local:
     async def close(self) -> None:
         """Remove all folders."""
         if self._owner is not None:
-            await asyncio.to_thread(self._owner.close)
+            await call_on_thread(self._owner.close, name="agentrl-harbor")
             self._owner = None
 
     async def _made(self, steps: Steps, config: EnvironmentConfig) -> LocalSandbox:
@@ -121,7 +124,7 @@ class Local:
         root = self._owner.folder / uuid.uuid4().hex[:16]
         try:
             env = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": _PATH, **steps.env, **resolved(config.env)}
-            await asyncio.to_thread(_fill, root, steps)
+            await call_on_thread(lambda: _fill(root, steps), name="agentrl-harbor")
             process, inside = await self._process(root)
         except (OSError, ValueError) as error:
             remove_tree(root)
@@ -131,33 +134,20 @@ class Local:
             raise
         return LocalSandbox(root, process, inside, config.workdir or steps.workdir, env)
 
-    async def _process(self, root: Path) -> tuple[asyncio.subprocess.Process, int]:
+    async def _process(self, root: Path) -> tuple[subprocess.Popen[bytes], int]:
         """Start the first process of a sandbox; return the process that waits for it, and its own number."""
         spaces = ["--user", "--map-root-user", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child=KILL"]
         if not self._host_network:
             spaces.append("--net")
         loopback = "" if self._host_network else sys.executable
-        process = await asyncio.create_subprocess_exec(
-            "unshare", *spaces, "sh", _SCRIPT, str(root), loopback, *_SYSTEM, *self._mounts,
-            # The sandbox ends when its standard input does: even if this process is killed.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={"PATH": _search_path()},
-            start_new_session=True,
-        )  # fmt: skip
+        command = ["unshare", *spaces, "sh", _SCRIPT, str(root), loopback, *_SYSTEM, *self._mounts]
+        starting = asyncio.create_task(call_on_thread(lambda: _begun(command), name="agentrl-harbor"))
         try:
-            async with asyncio.timeout(_START_S):
-                assert process.stdout is not None  # noqa: S101 - a pipe
-                said = (await process.stdout.readline()).decode("utf-8", "replace").strip()
-            if said != "ready":
-                raise EnvironmentLostError(said or "unshare ended without a word")  # noqa: TRY301 - ends the process
-            children = await asyncio.to_thread(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text)
-            return process, int(children.split()[0])
-        except BaseException as error:
-            await _end(process)
-            if isinstance(error, TimeoutError):
-                raise EnvironmentLostError(f"a sandbox did not start within {_START_S:g} s") from error
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EnvironmentLostError, OSError):
+                process, _ = await starting
+                await _end(process)
             raise
 
 
@@ -165,7 +155,7 @@ class LocalSandbox:
     """A running sandbox of namespaces."""
 
     def __init__(
-        self, root: Path, process: asyncio.subprocess.Process, inside: int, workdir: str, env: Mapping[str, str]
+        self, root: Path, process: subprocess.Popen[bytes], inside: int, workdir: str, env: Mapping[str, str]
     ) -> None:
         self._root, self._process, self._inside = root, process, inside
         self._workdir, self._env = workdir, dict(env)
@@ -202,7 +192,7 @@ class LocalSandbox:
     async def close(self) -> None:
         """End all processes, and remove the folder."""
         await _end(self._process)
-        await asyncio.to_thread(remove_tree, self._root)
+        await call_on_thread(lambda: remove_tree(self._root), name="agentrl-harbor")
 
     async def _inside_run(
         self, words: Sequence[str], *, timeout_s: float, limit_bytes: int, env: Mapping[str, str] | None = None,
@@ -223,12 +213,12 @@ class LocalSandbox:
         return ended
 
     def _has_ended(self) -> bool:
-        return self._process.returncode is not None or not Path(f"/proc/{self._inside}").exists()
+        return self._process.poll() is not None or not Path(f"/proc/{self._inside}").exists()
 
 
 def _fill(root: Path, steps: Steps) -> None:
     """Make the folders of a new root, with the files that the Dockerfile copies."""
-    for name in ("dev/shm", "proc", "etc", "root", "home", "tmp", "var/tmp", "run", "logs/agent"):
+    for name in ("dev/shm", "proc", "etc", "root", "home", "tmp", "var/tmp", "run", *LOGS):
         (root / name).mkdir(parents=True)
     for name in ("tmp", "var/tmp", "dev/shm"):
         (root / name).chmod(0o1777)
@@ -259,14 +249,44 @@ def _below(root: Path, place: str) -> Path:
     return target
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+def _begun(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a sandbox and wait until it is ready; return its outer process, and the number of its first one."""
+    process = subprocess.Popen(  # noqa: S603 - unshare
+        command,
+        # The sandbox ends when its standard input does: even if this process is killed.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"PATH": _search_path()},
+        start_new_session=True,
+    )
+    timer = threading.Timer(_START_S, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None  # noqa: S101 - a pipe
+        said = process.stdout.readline().decode("utf-8", "replace").strip()
+        if said != "ready":
+            raise EnvironmentLostError(said or f"no word from unshare within {_START_S:g} s")  # noqa: TRY301
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii")
+        return process, int(children.split()[0])
+    except BaseException:
+        _kill(process)
+        raise
+    finally:
+        timer.cancel()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a sandbox: `--kill-child` ends its first process, and the kernel all others with that."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    await call_on_thread(lambda: _kill(process), name="agentrl-harbor")
 
 
 def _search_path() -> str:

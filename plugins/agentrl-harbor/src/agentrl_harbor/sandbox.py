@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import posixpath
-import shlex
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from agentrl_harbor.processes import Ended
@@ -64,8 +63,12 @@ class Provider(Protocol):
         ...
 
 
+LOGS: Final = ("logs/agent", "logs/verifier", "logs/artifacts")
+"""Folders that every sandbox has, to which all of its users may write."""
+
+
 def pack(folder: Path) -> bytes:
-    """Return the content of a folder as tar archive, owned by root; modes are kept."""
+    """Return the content of a folder as tar archive, owned by root; scripts can be executed, other modes are kept."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path in sorted(folder.rglob("*")):
@@ -101,14 +104,6 @@ async def read_file(sandbox: Sandbox, path: str, *, limit_bytes: int) -> bytes |
     return data
 
 
-async def make_folders(sandbox: Sandbox, *paths: str) -> None:
-    """Make folders that any user of the sandbox may write to."""
-    quoted = " ".join(map(shlex.quote, paths))
-    await sandbox.run(
-        f"mkdir -p {quoted} && chmod 777 {quoted}", timeout_s=60, limit_bytes=1000, user="root", workdir="/"
-    )
-
-
 def parent_and_name(path: str) -> tuple[str, str]:
     """Return the folder and the last part of a path in a sandbox."""
     return posixpath.split(posixpath.normpath(path))
@@ -117,4 +112,6 @@ def parent_and_name(path: str) -> tuple[str, str]:
 def _of_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
     info.uid = info.gid = 0
     info.uname = info.gname = ""
+    if info.name.endswith(".sh"):
+        info.mode |= 0o555
     return info

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 
 from agentrl_core.api.tools import Isolation, ToolResult, ToolSpec
-from agentrl_core.errors import EnvironmentLostError, ToolServerError
+from agentrl_core.errors import ConfigError, EnvironmentLostError, ToolServerError
 from agentrl_harbor.containers import Containers
 from agentrl_harbor.local import Local
-from agentrl_harbor.sandbox import Provider, Sandbox, make_folders, pack_file, parent_and_name, read_file
+from agentrl_harbor.sandbox import Provider, Sandbox, pack_file, parent_and_name, read_file
 from agentrl_harbor.task_dir import Definition, TaskDir
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ class HarborTools:
     """Tools in sandboxes of task directories.
 
     `provider`: `docker`, `podman`, or `local`, which makes sandboxes of Linux namespaces. `max_sandboxes`: sandboxes at
-    once; episodes wait for a place. `command_timeout_s`: longest time of a command of the agent. `output_chars`:
-    characters of a command's output that the agent sees. `start_timeout_s`: longest time until a container runs, when
-    its image exists. `host_network`, `assume_installed` and `mounts` belong to `local`.
+    once; episodes wait for a place. `tools`: names of the tools that the agent gets. `command_timeout_s`: longest time
+    of a command of the agent. `output_chars`: characters of a command's output that the agent sees. `start_timeout_s`:
+    longest time until a container runs, when its image exists. `host_network`, `assume_installed` and `mounts` belong
+    to `local`.
     """
 
     isolation: Isolation = "process"
@@ -62,6 +63,7 @@ class HarborTools:
         *,
         provider: Literal["docker", "podman", "local"] = "docker",
         max_sandboxes: int = 16,
+        tools: tuple[str, ...] = ("bash", "read_file", "write_file"),
         command_timeout_s: float = 60.0,
         output_chars: int = 20_000,
         start_timeout_s: float = 120.0,
@@ -74,6 +76,9 @@ class HarborTools:
             self._provider = Local(host_network=host_network, assume_installed=assume_installed, mounts=mounts)
         else:
             self._provider = Containers(provider, start_timeout_s=start_timeout_s)
+        if unknown := [name for name in tools if name not in {spec.name for spec in _TOOLS}]:
+            raise ConfigError(f"tools: there is no tool '{unknown[0]}'; the tools are bash, read_file and write_file")
+        self.tools = tuple(spec for spec in _TOOLS if spec.name in tools)
         self._max_sandboxes = max_sandboxes
         self.command_timeout_s, self.output_chars = command_timeout_s, output_chars
         self._places: asyncio.Semaphore | None = None
@@ -103,7 +108,6 @@ class HarborTools:
         try:
             sandbox = await self._provider.open(task.environment)
             try:
-                await make_folders(sandbox, "/logs/agent", "/logs/verifier", "/logs/artifacts")
                 await _wait_until_healthy(task, sandbox)
             except BaseException:
                 await asyncio.shield(sandbox.close())
@@ -164,7 +168,7 @@ class HarborSession:
 
     async def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools."""
-        return _TOOLS
+        return self._server.tools
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, timeout_s: float) -> ToolResult:
         """Run a tool in the sandbox."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentrl_core.errors import EnvironmentLostError, EpisodeError
-from agentrl_harbor.sandbox import Sandbox, make_folders, pack, parent_and_name, read_file
+from agentrl_harbor.sandbox import Sandbox, pack, parent_and_name, read_file
 from agentrl_harbor.task_config import resolved
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ _REWARD_BYTES: Final = 100_000
 _ARTIFACT_BYTES: Final = 256_000_000
 _SHOWN_CHARS: Final = 2000
 """End of the verifier's output that is stored with the record."""
+_TAIL: Final = f"tail -c {4 * _SHOWN_CHARS} {_STDOUT}"
+# One command, because each one costs a process: run the tests, name the reward file, show the end of the output.
+_TESTS: Final = (
+    f"(/tests/test.sh) > {_STDOUT} 2>&1; status=$?; [ -e {_LOGS}/reward.json ] && echo json || echo text; "
+    f"{_TAIL}; exit $status"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -61,42 +67,46 @@ async def verify(task: TaskDir, agents: Sandbox, open_sandbox: Callable[[Definit
 async def _run(task: TaskDir, sandbox: Sandbox, *, bring_tests: bool) -> Verdict:
     config = task.config.verifier
     # What the agent wrote there, such as a reward of its own or a conftest.py, must not count.
-    old = "/logs/verifier /tests" if bring_tests else "/logs/verifier"
-    ended = await sandbox.run(f"rm -rf {old}", timeout_s=60, limit_bytes=1000, user="root", workdir="/")
+    old = f"{_LOGS} /tests" if bring_tests else _LOGS
+    prepare = f"rm -rf {old} && mkdir -p {_LOGS} {_ARTIFACTS} && chmod 777 {_LOGS}"
+    ended = await sandbox.run(prepare, timeout_s=60, limit_bytes=1000, user="root", workdir="/")
     if ended.status != 0:
         raise EnvironmentLostError(f"the verifier could not be prepared: {ended.text.strip()[:300]}")
-    await make_folders(sandbox, _LOGS, _ARTIFACTS)
     if bring_tests:
         await sandbox.put(pack(task.tests), "/tests")
-    await sandbox.run("chmod +x /tests/test.sh", timeout_s=60, limit_bytes=1000, user="root", workdir="/")
     try:
         env = resolved(config.env)
     except ValueError as error:
         raise EnvironmentLostError(f"{task.path}: {error}") from error
     ended = await sandbox.run(
-        f"(/tests/test.sh) > {_STDOUT} 2>&1", timeout_s=config.timeout_s, limit_bytes=1000, env=env, user=config.user
+        _TESTS, timeout_s=config.timeout_s, limit_bytes=8 * _SHOWN_CHARS, env=env, user=config.user
     )
-    output = await _output(sandbox)
     if ended.status is None:
+        tail = await sandbox.run(_TAIL, timeout_s=30, limit_bytes=8 * _SHOWN_CHARS, workdir="/")
         raise NoVerdictError(
-            f"the verifier did not end within verifier.timeout_sec = {config.timeout_s:g}", output=output
+            f"the verifier did not end within verifier.timeout_sec = {config.timeout_s:g}", output=_shown(tail.text)
         )
-    return Verdict(rewards=await _rewards(sandbox, output, ended.status), output=output)
+    kind, _, output = ended.text.partition("\n")
+    return Verdict(rewards=await _rewards(sandbox, kind, _shown(output), ended.status), output=_shown(output))
 
 
-async def _rewards(sandbox: Sandbox, output: str, status: int) -> dict[str, float]:
+async def _rewards(sandbox: Sandbox, kind: str, output: str, status: int) -> dict[str, float]:
     """Return the rewards of reward.json, else of reward.txt, as numbers by name; the exit code does not matter."""
-    for name, parse in (("reward.json", _from_json), ("reward.txt", _from_text)):
-        try:
-            data = await read_file(sandbox, f"{_LOGS}/{name}", limit_bytes=_REWARD_BYTES)
-            if data is not None:
-                return parse(data.decode())
-        except ValueError as error:
-            raise NoVerdictError(f"{_LOGS}/{name}: {error}", output=output) from error
+    name, parse = ("reward.json", _from_json) if kind == "json" else ("reward.txt", _from_text)
+    try:
+        data = await read_file(sandbox, f"{_LOGS}/{name}", limit_bytes=_REWARD_BYTES)
+        if data is not None:
+            return parse(data.decode())
+    except ValueError as error:
+        raise NoVerdictError(f"{_LOGS}/{name}: {error}", output=output) from error
     raise NoVerdictError(
         f"the verifier ended with exit code {status} and wrote neither {_LOGS}/reward.txt nor reward.json",
         output=output,
     )
+
+
+def _shown(text: str) -> str:
+    return text[-_SHOWN_CHARS:].strip()
 
 
 def _from_json(text: str) -> dict[str, float]:
@@ -115,13 +125,6 @@ def _number(value: Any) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"expected finite numbers, found {value!r:.60}")
     return float(value)
-
-
-async def _output(sandbox: Sandbox) -> str:
-    """Return the end of what the verifier printed."""
-    command = f"tail -c {4 * _SHOWN_CHARS} {_STDOUT}"
-    ended = await sandbox.run(command, timeout_s=30, limit_bytes=4 * _SHOWN_CHARS, workdir="/")
-    return ended.text[-_SHOWN_CHARS:].strip()
 
 
 async def _copy_artifacts(task: TaskDir, agents: Sandbox, own: Sandbox) -> None:

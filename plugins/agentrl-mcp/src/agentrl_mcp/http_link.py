@@ -36,6 +36,8 @@ _END_S = 0.1
 _CANCEL_S = 2.0
 """Longest time to tell the server that a request is cancelled."""
 _END_SESSION_S = 5.0
+_LONGEST_WAIT_S = 5.0
+"""Longest wait before a stream is continued."""
 _MOST_SHOWN_BYTES = 2000
 
 
@@ -171,7 +173,35 @@ class HttpLink:
 
     async def _streamed(self, reply: ServerReply, number: int, inquire: Inquire | None) -> Answer:
         """Return the result from an event stream, which may bring notifications and questions of the server before."""
-        async with contextlib.aclosing(server_sent_events(reply, most_event_bytes=self.most_bytes)) as events:
+        place = _Place()
+        answer = await self._begun(reply, number, inquire, place)
+        while answer is None:
+            if not place.last_id:
+                raise DeliveryUnknownError(f"{self.name}: its stream ended without a response")
+            # A server with event ids may end a stream at any time, and continue it where the client asks for the rest.
+            await asyncio.sleep(place.wait_s)
+            fields = self._fields({"last-event-id": place.last_id})
+            with await self.client.request("GET", self.path, headers=fields) as rest:
+                if rest.status != 200:  # noqa: PLR2004
+                    raise DeliveryUnknownError(f"{self.name}: its stream ended, and the rest has status {rest.status}")
+                answer = await self._begun(rest, number, inquire, place)
+        return answer
+
+    async def _begun(self, reply: ServerReply, number: int, inquire: Inquire | None, place: _Place) -> Answer | None:
+        """Return the result, None if the stream ends before it, also by the end of the connection if it can go on."""
+        try:
+            return await self._until_response(reply, number, inquire, place)
+        except ExchangeError as error:
+            if error.fault != "broken" or not place.last_id:
+                raise
+            return None
+
+    async def _until_response(
+        self, reply: ServerReply, number: int, inquire: Inquire | None, place: _Place
+    ) -> Answer | None:
+        """Return the result, None if the stream ends before it."""
+        events = server_sent_events(reply, most_event_bytes=self.most_bytes, on_field=place.note)
+        async with contextlib.aclosing(events):
             async for event in events:
                 if not event:
                     continue
@@ -185,7 +215,7 @@ class HttpLink:
                     await self._send(await answer_inquiry(message, inquire))
                 else:
                     self.on_notification(message["method"])
-        raise DeliveryUnknownError(f"{self.name}: its stream ended without a response")
+        return None
 
     async def _send(self, body: bytes) -> None:
         """Send a message that gets no response."""
@@ -227,6 +257,22 @@ class HttpLink:
                 async with asyncio.timeout(_END_SESSION_S):
                     reply = await self.client.request("DELETE", self.path, silence_s=_END_SESSION_S, headers=fields)
                     reply.close()
+
+
+@attrs.define
+class _Place:
+    """Place in an event stream, from which the server can continue it."""
+
+    last_id: str = ""
+    wait_s: float = 1.0
+    """Wait before the client asks for the rest, as the server wants it."""
+
+    def note(self, field: str, value: str) -> None:
+        """Note a field of the stream."""
+        if field == "id":
+            self.last_id = value
+        elif field == "retry" and value.isdecimal():
+            self.wait_s = min(int(value) / 1000, _LONGEST_WAIT_S)
 
 
 async def _to_the_end(events: AsyncIterator[bytes]) -> None:

@@ -153,10 +153,26 @@ class MongoReader:
             raise StoreError(
                 f"{self._where}: several records start with '{record_id}' ({names}, …); give more of the id"
             )
-        (found,) = await self._episodes(records[:1])
-        read = functools.partial(_read_tool_calls, record=records[0])
+        (found,) = await self._whole(records[:1])
+        return found
+
+    async def episodes(self, record_ids: Sequence[str]) -> list[Episode]:
+        """Return records with all of their calls, in the order of their ids."""
+        by_id: dict[str, Record] = {}
+        for some in _slices(list(record_ids)):
+            wanted: queries.Query = ({"_id": {"$in": list(some)}}, [])
+            for record in await self._found("find records", "records", wanted, documents.record_from):
+                by_id[record.id] = record
+        return await self._whole([by_id[name] for name in record_ids if name in by_id])
+
+    async def _whole(self, records: Sequence[Record]) -> list[Episode]:
+        """Read the LLM calls and the tool calls of records."""
+        read = functools.partial(_read_tool_calls, records=records)
         calls = await self._connection.call("read tool calls", read, writes=False)
-        return attrs.evolve(found, tool_calls=tuple(calls))
+        return [
+            attrs.evolve(episode, tool_calls=tuple(calls.get(episode.record.id, ())))
+            for episode in await self._episodes(records)
+        ]
 
     async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
         """Return the LLM calls and tokens so far by record id; records without a call are left out."""
@@ -278,15 +294,21 @@ async def _read_episodes(database: Any, records: Sequence[Record]) -> list[Episo
     return [Episode(record=record, interactions=tuple(by_record.get(record.id, ()))) for record in records]
 
 
-async def _read_tool_calls(database: Any, record: Record) -> list[ToolCall]:
-    wanted, order = queries.tool_calls([record.id])
-    found = [kept async for kept in database["tool_calls"].find(wanted, sort=order)]
-    parts: dict[Any, list[Document]] = {}
-    if any("shown" not in kept for kept in found):
-        of_arrays, _ = queries.arrays([record.id])
-        async for part in database["arrays"].find(of_arrays):
-            parts.setdefault(part["of"], []).append(part)
-    return [tool_call_from(kept, sorted(parts.get(kept["_id"], ()), key=lambda part: part["part"])) for kept in found]
+async def _read_tool_calls(database: Any, records: Sequence[Record]) -> dict[str, list[ToolCall]]:
+    """Return the tool calls of records by record id."""
+    by_record: dict[str, list[ToolCall]] = {}
+    for some in _slices([record.id for record in records]):
+        wanted, order = queries.tool_calls(list(some))
+        found = [kept async for kept in database["tool_calls"].find(wanted, sort=order)]
+        parts: dict[Any, list[Document]] = {}
+        if long := sorted({kept["record_id"] for kept in found if "shown" not in kept}):
+            of_arrays, _ = queries.arrays(long)
+            async for part in database["arrays"].find(of_arrays):
+                parts.setdefault(part["of"], []).append(part)
+        for kept in found:
+            own = sorted(parts.get(kept["_id"], ()), key=lambda part: part["part"])
+            by_record.setdefault(kept["record_id"], []).append(tool_call_from(kept, own))
+    return by_record
 
 
 async def _by_id(collection: Any, keys: Sequence[str]) -> AsyncIterator[Document]:

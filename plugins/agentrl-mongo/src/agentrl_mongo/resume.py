@@ -159,19 +159,14 @@ async def _cancel_records(database: Any, run_id: str) -> None:
     await members.cancel(database, [kept["_id"] for kept in running if kept["group_id"] not in held], "resumed")
 
 
-async def left(database: Any, run_id: str, step: int) -> tuple[int, dict[int, int]]:
-    """Return one more than the highest position that live steps up to `step` consumed, and the positions to repeat.
-
-    Each of those comes with its tries.
-    """
+async def next_index(database: Any, run_id: str, step: int) -> int:
+    """Return one more than the highest position that live steps up to `step` consumed."""
     wanted = {"run_id": run_id, "voided": False, "step": {"$lte": step}}
     names = [f"{run_id}/{group}" async for kept in database["steps"].find(wanted) for group in kept["groups"]]
-    next_index = 0
+    found = 0
     async for kept in _found_each(database["groups"], names):
-        next_index = max(next_index, int(kept["index"]) + 1)
-    wanted, _ = queries.positions_to_repeat(run_id, ["waiting", "released"])
-    found = {int(kept["index"]): int(kept["again_tries"]) async for kept in database["groups"].find(wanted)}
-    return next_index, {index: tries for index, tries in sorted(found.items()) if index < next_index}
+        found = max(found, int(kept["index"]) + 1)
+    return found
 
 
 async def _found_each(collection: Any, ids: list[str]) -> AsyncIterator[Document]:

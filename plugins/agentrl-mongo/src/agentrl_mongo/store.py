@@ -130,8 +130,7 @@ class MongoStore(MongoSampler, MongoSeals):
     async def resume_point(self, run_id: str, step: int) -> ResumePoint:
         """Return the position from which sampling and versions continue; only live steps up to `step` count."""
         what = f"find where run '{run_id}' goes on"
-        next_index, left = await self._connection.call(
-            what, lambda database: resume.left(database, run_id, step), writes=False
+        next_index = await self._connection.call(
+            what, lambda database: resume.next_index(database, run_id, step), writes=False
         )
-        last = await self.last_version(run_id)
-        return ResumePoint(step=step, next_index=next_index, last_version=last, left=left)
+        return ResumePoint(step=step, next_index=next_index, last_version=await self.last_version(run_id))

@@ -16,6 +16,8 @@ from agentrl_core.errors import EnvironmentLostError
 
 _LARGEST_BYTES = 16 * 2**20
 """Largest message of a server."""
+_CLOSE_S = 2.0
+"""Longest time that a server has to confirm the end of a session."""
 _SHOWN = 300
 """Characters of a server's error that are shown."""
 
@@ -54,8 +56,10 @@ class Session:
         self._client = aiohttp.ClientSession()
         try:
             async with asyncio.timeout(self.timeout_s):
-                self._socket = await self._client.ws_connect(socket_url(self.url), max_msg_size=_LARGEST_BYTES)
-        except (aiohttp.ClientError, OSError) as error:
+                self._socket = await self._client.ws_connect(
+                    socket_url(self.url), max_msg_size=_LARGEST_BYTES, timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S)
+                )
+        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             await self._client.close()
             raise self._lost(f"cannot connect: {error or type(error).__name__}") from error
         except BaseException:
@@ -64,7 +68,12 @@ class Session:
 
     async def close(self) -> None:
         """End the session; the server destroys its environment."""
-        await self._client.close()
+        try:
+            await self._socket.close()
+            # aiohttp keeps the connection of a WebSocket that the other side has cut.
+            self._socket._response.close()  # noqa: SLF001
+        finally:
+            await self._client.close()
 
     async def reset(self, **options: Any) -> Observation:
         """Begin an episode; `options` are the environment's own, `seed` among them."""

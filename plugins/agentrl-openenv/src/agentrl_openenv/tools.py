@@ -38,7 +38,7 @@ class OpenEnvTools:
         session = Session(self._url, self._timeout_s)
         try:
             await session.open()
-        except (EpisodeError, TimeoutError) as error:
+        except EpisodeError as error:
             raise ToolServerError(str(error)) from error
         await session.close()
 

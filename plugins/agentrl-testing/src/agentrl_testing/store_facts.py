@@ -337,6 +337,29 @@ class StoreFactsSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
+    def test_several_episodes_come_as_each_of_them_does(self, store: Store, read: Read) -> None:
+        async def scenario() -> None:
+            run = await create_run(store)
+            group = await add_group(store, run)
+            names = [f"{run}-{letter}" for letter in "abc"]
+            for calls, name in enumerate(names):
+                record = await add_record(store, run, group, record_id=name)
+                for seq in range(calls):
+                    await store.add_interaction(run, call(record, seq=seq))
+                await store.finish_record(
+                    attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0, score_details={"seen": calls})
+                )
+            for reader in (store, read()):
+                assert await reader.episodes([]) == []
+                one_by_one = [await reader.episode(name) for name in reversed(names)]
+                asked = [names[2], run, names[1], f"{run}-x", names[0]]
+                assert await reader.episodes(asked) == one_by_one
+                assert [len(item.interactions) for item in one_by_one if item is not None] == [2, 1, 0]
+                if reader is not store:
+                    await reader.close()
+
+        asyncio.run(scenario())
+
     def test_an_episode_is_found_by_a_unique_prefix(self, store: Store) -> None:
         async def scenario() -> None:
             run = await create_run(store)

@@ -166,7 +166,7 @@ def _check_untouched(middleware: ToolMiddleware, requests: Sequence[ToolRequest]
 def _check_errors(middleware: ToolMiddleware, requests: Sequence[ToolRequest]) -> None:
     for request in requests:
         for error in (EnvironmentLostError("gone"), asyncio.CancelledError()):
-            called = []
+            called: list[bool] = []
 
             async def answer(_: ToolRequest, error: BaseException = error, called: list[bool] = called) -> ToolResult:
                 called.append(True)

@@ -99,8 +99,8 @@ class Rehearsal:
         """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 
         `workflow` is what `resolve_workflow` or `resolve_in_workers` returns, or any other source of episodes; `close`
-        closes it. `scorer` scores the episodes for which the workflow returns no reward, sync or async. The servers of `tools` run
-        from the start of this call to its end.
+        closes it. `scorer` scores the episodes for which the workflow returns no reward, sync or async. The servers of
+        `tools` run from the start of this call to its end.
         """
         runner = Runner(
             source=workflow,

@@ -27,7 +27,7 @@ OPTIONS, TASKS = "options", "tasks"
 """Keys of a member's report: its shared options, and the source and digest of each of its task sets."""
 
 _SERVED = (
-    "seed", "model", "sampling",
+    "seed", "model", "sampling", "context",
     "gateway.history", "gateway.temperature", "gateway.tool_parser", "gateway.unseen_tools", "gateway.reasoning_parser",
 )  # fmt: skip
 """Options that decide what a server answers."""
@@ -36,7 +36,8 @@ _OWN = ("model.path",)
 _SAMPLED = (
     "seed", "sampling", "workflow", "scorers", "data.default_scorer", "data.shuffle", "eval.temperature",
     "rollout.group_size", "rollout.tasks_per_step", "rollout.min_group_size", "rollout.max_head_offpolicyness",
-    "rollout.retries", "rollout.siblings", "rollout.requeue", "rollout.agent.mode", "trainer.steps",
+    "rollout.pipeline_depth", "rollout.retries", "rollout.siblings", "rollout.requeue", "rollout.max_takeovers",
+    "rollout.agent.mode", "trainer.steps",
 )  # fmt: skip
 """Options that decide what a sampler samples, and when."""
 _ORDERING = ("seed", "data.shuffle")

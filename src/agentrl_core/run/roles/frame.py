@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.concurrency.threads import call_on_thread
-from agentrl_core.errors import AgentRLError, RunError
+from agentrl_core.errors import AgentRLError, MemberError, RunError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.membership import Membership
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_REJOINS = 3
+"""Times that a process joins again after it was declared lost; those before a long membership do not count."""
+_LONG_LEASES = 10
+"""Leases after which a membership was long."""
 _TELL_S = 1.0
 """Seconds between two reports of counts; a report of something that others wait for is told at once."""
 
@@ -97,10 +102,37 @@ def take_part(
     Raises `UsageError` for a config that cannot work, `MemberError` if it differs from the run's, and `RunError` if the
     run does not begin, or has no trainer, for longer than `roles.wait_s`. After Ctrl-C or SIGTERM the member gives back
     its work and leaves.
+
+    A process that was declared lost, for example because its machine was suspended, begins anew as another member, a
+    few times in a row; then `MemberError` ends it.
     """
     loaded = configs.load(Path(config), overrides, name=name or None)
     command = Commands.of(config, loaded)
-    Interruption().run(lambda interruption: _take_part(role, loaded, command, build, notice, interruption))
+    Interruption().run(lambda interruption: _take_part_again(role, loaded, command, build, notice, interruption))
+
+
+class _LostError(MemberError):
+    """The end of a membership that others declared lost."""
+
+
+def _take_part_again(
+    role: Role,
+    loaded: configs.LoadedConfig[configs.RunConfig],
+    command: Commands,
+    build: Callable[[Joining], Work],
+    notice: Callable[[str], None],
+    interruption: Interruption,
+) -> None:
+    tries, long_s = 0, _LONG_LEASES * loaded.run.rollout.lease_s
+    while True:
+        began = time.monotonic()
+        try:
+            return _take_part(role, loaded, command, build, notice, interruption)
+        except _LostError as error:
+            tries = 1 if time.monotonic() - began > long_s else tries + 1
+            if tries > _REJOINS:
+                raise
+            notice(f"{error}; joining again ({tries} of {_REJOINS})")
 
 
 def _take_part(
@@ -177,6 +209,8 @@ def _work(joining: Joining, work: Work, end: RunEnd) -> None:
         except AgentRLError as error:
             # The trainer tells its user why it has no sampler, or no server, any more.
             failure = str(error)
+            if membership.is_lost:
+                raise _LostError(failure) from error
             membership.tell()
             raise
     joining.notice(f"run '{member.run_id}' has ended: {ended}")

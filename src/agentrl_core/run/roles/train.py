@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl_core import config as configs
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import UsageError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.roles.joining import Commands, run_directory, weights_place
 from agentrl_core.run.roles.through_store import SamplingThroughStore
+from agentrl_core.run.shared_start import run_status
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 from agentrl_core.run.training_run import Begin, run_training
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary
+    from agentrl_core.run.components import RunComponents
+    from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
     from agentrl_core.run.membership import Membership
 
@@ -34,6 +40,25 @@ def train(config: str | os.PathLike[str], overrides: Sequence[str] = (), *, name
     return Interruption().run(lambda interruption: _train(loaded, command, interruption))
 
 
+def _going_on(command: Commands) -> Begin:
+    """Return the function that resumes a run, unless it is finished and its config asks for no more steps."""
+
+    def begin(
+        components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+    ) -> Start:
+        before, _ = directory.read_snapshot()
+        steps, done = components.config.trainer.steps, int(before["trainer"]["steps"])
+        if steps <= done and asyncio.run(run_status(store, directory.name)) == "finished":
+            raise UsageError(
+                f"run '{directory.name}' is finished. To train it further, ask for more than its {done} steps: "
+                f"`{command('train')} trainer.steps={2 * done}`; to train another run from its last checkpoint: "
+                f"`{command_line('runs', 'fork', directory.reference)}`"
+            )
+        return resumed_start(components, directory, store, events, join)
+
+    return begin
+
+
 def _train(
     loaded: configs.LoadedConfig[configs.RunConfig], command: Commands, interruption: Interruption
 ) -> RunSummary:
@@ -45,7 +70,7 @@ def _train(
         if directory.command != "run":
             raise UsageError(f"run '{directory.name}' is a supervised fine-tuning; choose another --name")
         check_reference(components, directory)
-        begin = resumed_start
+        begin = _going_on(command)
     else:
         with directory.locked():
             directory.write_snapshot(configs.dump_without_passwords(components.config), components.base_dir)

@@ -1,0 +1,1 @@
+"""Train on the games of TextArena."""

@@ -1,0 +1,108 @@
+"""One game of TextArena, with random numbers of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrl_core.api.options import did_you_mean
+
+_RAW = "-raw"
+"""Ending of the variants without wrappers, whose observations are what is new since the player's last turn."""
+_LOCK = threading.Lock()
+_MOST_PLAYERS = 2
+
+
+class GameError(Exception):
+    """The game itself failed, not the player."""
+
+
+class Game:
+    """A game in progress; the same name, seed, options and moves lead to the same game.
+
+    TextArena draws from Python's global random numbers, in some games at each step. So every call runs with the state
+    of this game, and puts the global state back.
+    """
+
+    def __init__(self, name: str, *, seed: int, players: int, options: Mapping[str, Any] | None = None) -> None:
+        """Start the game.
+
+        Raises `ValueError` for a name, options or a number of players that TextArena refuses.
+        """
+        self._random = random.Random(seed).getstate()  # noqa: S311  (a game)
+        self._moves: dict[int, str] = {}
+        with self._own_random():
+            self._env = _make(name, options or {})
+            try:
+                self._env.reset(num_players=players, seed=seed)
+            except (AssertionError, ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"game '{name}' does not start with {players} player(s): {error}") from error
+        self.done = False
+
+    def observe(self) -> tuple[int, str]:
+        """Return whose turn it is, and what is new for that player."""
+        with self._own_random():
+            player, parts = self._env.get_observation()
+        own = self._moves.get(player)
+        shown = [str(text) for _, text, kind in parts if not (kind.name == "PLAYER_ACTION" and str(text) == own)]
+        return player, "\n".join(shown)
+
+    def play(self, player: int, move: str) -> None:
+        """Make a move."""
+        self._moves[player] = move
+        try:
+            with self._own_random():
+                self.done, _ = self._env.step(action=move)
+        except Exception as error:
+            raise GameError(f"the move {move!r:.80} made the game fail: {type(error).__name__}: {error}") from error
+
+    def rewards(self) -> Mapping[int, float] | None:
+        """Return the reward of each player; None for a game that has not ended."""
+        found = self._env.state.rewards
+        return None if found is None else {int(player): float(value) for player, value in found.items()}
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        with _LOCK:
+            outer = random.getstate()
+            random.setstate(self._random)
+            try:
+                yield
+            finally:
+                self._random = random.getstate()
+                random.setstate(outer)
+
+
+def players_of(name: str, options: Mapping[str, Any]) -> int:
+    """Return the number of players of a game: 1 or 2; `ValueError` for a game that needs more."""
+    refused = None
+    for players in range(1, _MOST_PLAYERS + 1):
+        try:
+            game = Game(name, seed=0, players=players, options=options)
+            game.observe()
+        except (ValueError, KeyError, IndexError, AssertionError) as error:
+            refused = error
+        else:
+            return players
+    raise ValueError(f"game '{name}' needs more than {_MOST_PLAYERS} players, or cannot start: {refused}")
+
+
+def _make(name: str, options: Mapping[str, Any]) -> Any:
+    import textarena
+    from textarena.envs.registration import ENV_REGISTRY
+
+    wanted = name if name + _RAW not in ENV_REGISTRY else name + _RAW
+    if wanted not in ENV_REGISTRY:
+        raise ValueError(f"TextArena has no game '{name}'{did_you_mean(name, ENV_REGISTRY)}")
+    try:
+        return textarena.make(wanted, **options)
+    except LookupError as error:  # of nltk
+        raise ValueError(
+            f"game '{name}' needs data of nltk, which it cannot download here; fix: python -m nltk.downloader words "
+            "averaged_perceptron_tagger_eng"
+        ) from error
+    except (TypeError, AssertionError) as error:
+        raise ValueError(f"game '{name}' refuses its options: {error}") from error
