@@ -92,12 +92,12 @@ def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interact
             if interaction.id == key:
                 return interaction
     known = [interaction.id for interaction in interactions[:_SHOWN_IDS]]
-    turns = sum(interaction.is_agents for interaction in interactions)
+    num_turns = sum(interaction.is_agents for interaction in interactions)
     more = len(interactions) - len(known)
     raise EpisodeError(
         "unknown_interaction",
         f"{giver} gave a reward to {key!r}, which is not an interaction of this record; expected "
-        f"{', '.join(known)}{f' and {more} more' if more else ''}, or a turn index from 0 to {turns - 1}",
+        f"{', '.join(known)}{f' and {more} more' if more else ''}, or a turn index from 0 to {num_turns - 1}",
     )
 
 

@@ -54,7 +54,8 @@ class ChatHarness(Harness[ChatHarnessConfig]):
         else:
             messages.extend(message_to_wire(message) for message in prompt or ())
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx.AsyncClient(timeout=None, verify=False))  # noqa: S113, S501  (this machine)
+            # Any, because openai 3 wants another client than the openai 2 of this interpreter.
+            http: Any = await stack.enter_async_context(httpx.AsyncClient(timeout=None, verify=False))  # noqa: S113, S501  (this machine)
             client = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, http_client=http)
             servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
@@ -67,7 +68,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):
                     if is_context_overflow(error):
                         break
                     return ProgramResult(exit_code=1, stdout="", stderr=str(error))
-                message = reply.choices[0].message
+                message: Any = reply.choices[0].message
                 messages.append(message.model_dump(exclude_none=True))
                 if not message.tool_calls:
                     break
