@@ -124,8 +124,14 @@ def test_all_problems_are_reported_at_once_with_their_places(write):
         ("sampling: {max_tokens: 0}", "sampling.max_tokens: expected a number above 0, found 0"),
         ("gateway: {port: 65536}", "gateway.port: expected a port from 0 to 65535, found 65536"),
         ("data: {train: a, evil: b}", "data.evil: unknown option (did you mean eval?)"),
-        ("data: {train: a, eval: 3}", "data.eval: expected a section or a text or null, found 3"),
-        ("data: {train: a, eval: {x: [1]}}", "data.eval.x: expected a text, found a list"),
+        (
+            "data: {train: a, eval: 3}",
+            "data.eval: expected a name or a section {use: NAME, …} or a section or a text or null, found 3",
+        ),
+        (
+            "data: {train: a, eval: {x: [1]}}",
+            "data.eval.x: expected a text or a name or a section {use: NAME, …}, found a list",
+        ),
         ("data: {train: a, shuffle: on}", 'data.shuffle: expected true or false, found the text "on"'),
         ("data: {train: ''}", "data.train: expected a text that is not empty, found ''"),
         ("workflow: {use: 5}", "workflow.use: expected a text, found 5; put it in quotes: '5'"),
