@@ -40,6 +40,7 @@ def options(*reserved):
 
 
 components = st.builds(Component, texts, options("use"))
+sources = texts | components
 paths = st.builds(ModelConfig, path=texts, dtype=st.sampled_from(["float32", "bfloat16"]))
 builders = st.builds(ModelConfig, use=texts, options=options("path", "use", "dtype"))
 configs = st.builds(
@@ -49,7 +50,7 @@ configs = st.builds(
     output_dir=texts,
     model=st.just(ModelConfig()) | paths | builders,
     warm_start=st.none() | st.builds(WarmStartConfig, data=texts, lr=amounts),
-    data=st.builds(DataConfig, train=texts, eval=st.none() | texts | st.dictionaries(texts, texts, max_size=2)),
+    data=st.builds(DataConfig, train=sources, eval=st.none() | sources | st.dictionaries(texts, sources, max_size=2)),
     workflow=components,
     sampling=st.builds(SamplingConfig, max_tokens=st.none() | counts, temperature=amounts),
     gateway=st.builds(GatewayConfig, port=st.integers(0, 65535), history=st.sampled_from(["exact", "template"])),

@@ -101,8 +101,8 @@ async def call_tool(session: Session, name: str, arguments: Mapping[str, Any]) -
         found = await session.step({"type": "call_tool", "tool_name": name, "arguments": dict(arguments)})
     except RefusedActionError as error:
         return ToolResult.of_text(str(error), is_error=True)
-    if error := found.data.get("error"):
-        message = error.get("message") if isinstance(error, dict) else error
+    if failure := found.data.get("error"):
+        message = failure.get("message") if isinstance(failure, dict) else failure
         return ToolResult.of_text(str(message), is_error=True)
     return _result(found.data)
 

@@ -51,8 +51,11 @@ class ReasoningGym:
             parts = self.datasets
         else:
             parts = {name: {} for name in ([self.datasets] if isinstance(self.datasets, str) else self.datasets)}
-        common = {"seed": self.seed * _SPREAD, "index": 0, "difficulty": self.difficulty}
-        return [Origin(dataset=name, options=options, **common) for name, options in parts.items()]
+        seed, level = self.seed * _SPREAD, self.difficulty
+        return [
+            Origin(dataset=name, seed=seed, index=0, difficulty=level, options=options)
+            for name, options in parts.items()
+        ]
 
     def __call__(self) -> list[Task]:
         """Generate the tasks; raise `DataError` if there are fewer different questions."""

@@ -54,9 +54,10 @@ class ChatHarness(Harness[ChatHarnessConfig]):
         else:
             messages.extend(message_to_wire(message) for message in prompt or ())
         async with AsyncExitStack() as stack:
-            # Any, because openai 3 wants another client than the openai 2 of this interpreter.
-            http: Any = await stack.enter_async_context(httpx.AsyncClient(timeout=None, verify=False))  # noqa: S113, S501  (this machine)
-            client = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, http_client=http)
+            http = await stack.enter_async_context(httpx.AsyncClient(timeout=None, verify=False))  # noqa: S113, S501  (this machine)
+            # verifiers' openai takes a client of httpx, the types are those of a later one
+            connection: Any = http
+            client = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, http_client=connection)
             servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
             gate = (http, tool_interception_url, secret) if tool_interception_url else None
@@ -68,11 +69,12 @@ class ChatHarness(Harness[ChatHarnessConfig]):
                     if is_context_overflow(error):
                         break
                     return ProgramResult(exit_code=1, stdout="", stderr=str(error))
-                message: Any = reply.choices[0].message
+                message = reply.choices[0].message
                 messages.append(message.model_dump(exclude_none=True))
                 if not message.tool_calls:
                     break
-                for call in message.tool_calls:
+                calls: list[Any] = list(message.tool_calls)
+                for call in calls:
                     content = await _denied(gate, call) if gate else None
                     if content is None:
                         content = await _called(call, connections, dispatch)
