@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -221,15 +220,14 @@ def test_a_dockerfile_cannot_write_outside_of_its_sandbox(make_task):
     assert not Path("/planted").exists()
 
 
-def test_a_sandbox_starts_in_well_under_a_second(make_task):
+def test_sandboxes_that_are_left_end_with_their_provider(make_task):
     async def scenario():
         provider = Local()
         await provider.start()
-        begin = time.process_time()
         sandboxes = await asyncio.gather(*(provider.open(TaskDir.read(make_task()).environment) for _ in range(8)))
-        assert time.process_time() - begin < 5
         results = await asyncio.gather(*(item.run("pwd", timeout_s=60, limit_bytes=100) for item in sandboxes))
         assert {item.text for item in results} == {"/app\n"}
         await provider.close()
+        assert all(item._process.returncode is not None and not item._root.exists() for item in sandboxes)
 
     asyncio.run(scenario())

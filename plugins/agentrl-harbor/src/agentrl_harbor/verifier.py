@@ -47,6 +47,10 @@ class NoVerdictError(EpisodeError):
     def __init__(self, message: str, *, output: str = "") -> None:
         super().__init__("no_score", message, details={"verifier": output} if output else None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the message and the details."""
+        return type(self), (str(self),), {"details": self.details}
+
 
 async def verify(task: TaskDir, agents: Sandbox, open_sandbox: Callable[[Definition], Awaitable[Sandbox]]) -> Verdict:
     """Run the verifier in the agent's sandbox, or in one of its own if the task says so.
