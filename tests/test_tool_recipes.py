@@ -103,7 +103,7 @@ def rows_of(recipe, name):
 
 
 def researcher(prompt):
-    """A policy that answers the questions about the islands; it sees the last two turns."""
+    """A policy that answers the questions about ships and captains; it sees the last two turns."""
     (task,) = [row for row in rows_of("deep_research", "heldout.jsonl") if f"\n{row['query']}<" in prompt]
     titles = {row["id"]: row["title"] for row in rows_of("deep_research", "documents.jsonl")}
     told = RESPONSE.findall(prompt)

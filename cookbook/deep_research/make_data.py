@@ -1,6 +1,7 @@
 """Write corpus, tasks and demonstrations of this recipe: `python make_data.py`.
 
-The corpus and its questions are those of agentrl-tool-servers: questions about one name, or one that leads to another.
+A world is a harbour with ships and their captains. Its names end in digits because these are tokens of their own, which
+a tiny policy learns to copy.
 """
 
 from __future__ import annotations
@@ -8,88 +9,130 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mcp import Client
 
-from agentrl_tool_servers import sample_corpus
+from agentrl_tool_servers.corpus import Corpus, Document
 from agentrl_tool_servers.search import server
 
 HERE = Path(__file__).parent
-SYSTEM = "Search, browse, then write <answer>NAME</answer>."
+SYSTEM = "Search, browse, then write <answer>TOWN</answer>."
+TOWNS = ("Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito")
+QUESTIONS = {
+    "built": "Where was {} built?",
+    "born": "Where was the captain of {} born?",
+    "lives": "Where does the captain of {} live?",
+}
+"""The first is answered by a ship's document, the others by its captain's."""
+SHIPS = 100
 WORLDS = 24
-"""Corpora of the demonstrations. Each has other names, so that the policy learns to copy names, not to know them."""
-DEMONSTRATIONS = 40
-"""Demonstrations in each of these corpora."""
-EXPERTS = 0.25
-"""Share of demonstrations that follow a question to its end; the others answer with the first name that they find."""
-HOPS = 2
-"""Largest number of names whose documents a question needs."""
+"""Worlds of the demonstrations. Facts differ from world to world, so that the policy learns to read them."""
+DEMONSTRATIONS = 32
+"""Demonstrations in each of these worlds."""
+EXPERTS = 0.15
+"""Share of demonstrations that are right throughout. The others answer with any town of the last document."""
+HASTY = 0.6
+"""Probability that another demonstration reads only the first document."""
 KEPT_TURNS = 2
 """Turns that config.yaml keeps of a long history (`context`)."""
 
+Chat = dict[str, Any]
 
-class Research:
-    """The tools of the recipe, called as an agent calls them."""
 
-    def __init__(self, client: Client, tools: list[dict[str, Any]]) -> None:
-        self.client, self.tools, self.calls = client, tools, 0
+class World:
+    """Ships, each with a captain, and the towns that belong to both."""
 
-    async def turn(self, name: str, arguments: dict[str, str]) -> list[dict[str, Any]]:
-        """Return a reply that calls a tool, and the result."""
-        result = await self.client.call_tool(name, arguments)
-        call_id, self.calls = f"call_{self.calls}", self.calls + 1
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"id": call_id, "type": "function", "function": function}
-        text = "\n".join(part.text for part in result.content)
+    def __init__(self, seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311  # reproducible data, no secrets
+        self.ships = [f"ship{number:02}" for number in range(SHIPS)]
+        captains = [f"sailor{number:02}" for number in chance.sample(range(SHIPS), SHIPS)]
+        self.captains = dict(zip(self.ships, captains, strict=True))
+        self.towns = {ship: dict(zip(QUESTIONS, chance.sample(TOWNS, 3), strict=True)) for ship in self.ships}
+
+    def documents(self) -> Iterator[dict[str, str]]:
+        """Yield the corpus."""
+        for ship, captain in self.captains.items():
+            towns = self.towns[ship]
+            yield document(ship, f"{ship} was built in {towns['built']}. Its captain is {captain}.")
+            yield document(captain, f"{captain} was born in {towns['born']} and lives in {towns['lives']}.")
+
+    def tasks(self, *, held_out: bool) -> list[dict[str, Any]]:
+        """Return all questions about a part of the ships as rows of a task file."""
         return [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call_id, "content": text},
+            {
+                "id": f"{ship}-{fact}",
+                "query": text.format(ship),
+                "answer": self.towns[ship][fact],
+                "path": [ship] if fact == "built" else [ship, self.captains[ship]],
+            }
+            for ship in self.ships
+            if is_held_out(ship) == held_out
+            for fact, text in QUESTIONS.items()
         ]
 
-
-async def demonstrate(
-    task: dict[str, Any], titles: dict[str, str], research: Research, *, is_expert: bool
-) -> list[list[dict[str, Any]]]:
-    """Return the turns of an episode: one list of messages for each reply of the policy."""
-    path = task["path"] if is_expert else task["path"][:1]
-    turns = []
-    for document in path:
-        turns.append(await research.turn("search", {"query": titles[document]}))
-        turns.append(await research.turn("browse", {"id": document}))
-    answer = task["answer"] if is_expert or len(task["path"]) == 1 else titles[task["path"][1]]
-    return [*turns, [{"role": "assistant", "content": f"<answer>{answer}</answer>"}]]
+    def seen(self, path: list[str]) -> list[str]:
+        """Return the towns in the last document of `path`."""
+        towns = self.towns[path[0]]
+        return [towns["built"]] if len(path) == 1 else [towns["born"], towns["lives"]]
 
 
-def chats(question: str, turns: list[list[dict[str, Any]]], tools: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the episode, and its end as the policy sees it after the history was shortened."""
-    opening = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    yield {"messages": [*opening, *(message for turn in turns for message in turn)], "tools": tools}
-    for last in range(KEPT_TURNS + 1, len(turns)):
-        kept = [message for turn in turns[last - KEPT_TURNS : last] for message in turn]
-        seen = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in kept]
-        yield {"messages": [*opening, *seen, turns[last][0]], "tools": tools}
+def document(name: str, text: str) -> dict[str, str]:
+    """Return one row of the corpus."""
+    return {"id": name, "title": name, "text": text}
 
 
-async def demonstrations(folder: Path, tools: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
-    """Return the demonstrations in one corpus as chats."""
-    tasks = [row for row in rows(folder / "train.jsonl") if row["hops"] <= HOPS]
-    titles = {document["id"]: document["title"] for document in rows(folder / "documents.jsonl")}
-    found = []
-    async with Client(server(str(folder / "documents.jsonl"), results=1, snippet_chars=20)) as client:
-        for task in chance.choices(tasks, k=DEMONSTRATIONS):
+def is_held_out(ship: str) -> bool:
+    """Whether neither training nor demonstrations ask about the ship: about a third of all."""
+    return zlib.crc32(ship.encode()) % 3 == 0
+
+
+async def demonstrations(world: World, tools: list[dict[str, Any]], chance: random.Random) -> list[Chat]:
+    """Return the demonstrations in one world."""
+    found: list[Chat] = []
+    corpus = Corpus(Document(**row) for row in world.documents())
+    async with Client(server(corpus, results=1, snippet_chars=20)) as client:
+        for task in chance.choices(world.tasks(held_out=False), k=DEMONSTRATIONS):
             is_expert = chance.random() < EXPERTS
-            turns = await demonstrate(task, titles, Research(client, tools), is_expert=is_expert)
-            found += chats(task["query"], turns, tools)
+            is_hasty = not is_expert and chance.random() < HASTY
+            path = task["path"][:1] if is_hasty else task["path"]
+            turns = []
+            for name in path:
+                turns.append(await exchange(client, "search", query=name))
+                turns.append(await exchange(client, "browse", id=name))
+            answer = task["answer"] if is_expert else chance.choice(world.seen(path))
+            turns.append([{"role": "assistant", "content": f"<answer>{answer}</answer>"}])
+            opening = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["query"]}]
+            found += [{"messages": [*opening, *seen], "tools": tools} for seen in views(turns)]
     return found
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Read one JSON object per line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+async def exchange(client: Client, tool: str, **arguments: str) -> list[dict[str, Any]]:
+    """Call a tool as the policy does, and return the reply with the call, and the result."""
+    result = await client.call_tool(tool, arguments)
+    text = "\n".join(part.text for part in result.content)
+    call = {"id": "call", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call", "content": text},
+    ]
+
+
+def views(turns: list[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the turns of an episode as the policy sees them: its beginning, then each later reply after the last turns.
+
+    Each reply is trained once.
+    """
+    yield [message for turn in turns[: KEPT_TURNS + 1] for message in turn]
+    for last in range(KEPT_TURNS + 1, len(turns)):
+        kept = [message for turn in turns[last - KEPT_TURNS : last] for message in turn]
+        yield [
+            *({**message, "weight": 0} if message["role"] == "assistant" else message for message in kept),
+            turns[last][0],
+        ]
 
 
 def write(name: str, lines: Iterable[dict[str, Any]]) -> None:
@@ -101,17 +144,14 @@ def write(name: str, lines: Iterable[dict[str, Any]]) -> None:
 def main() -> None:
     """Write `documents.jsonl`, `train.jsonl`, `heldout.jsonl` and `demos.jsonl`."""
     tools = json.loads((HERE / "tools.json").read_text(encoding="utf-8"))
+    world = World(0)
+    write("documents.jsonl", world.documents())
+    write("train.jsonl", world.tasks(held_out=False))
+    write("heldout.jsonl", world.tasks(held_out=True))
     chance = random.Random(0)  # noqa: S311  # reproducible data, no secrets
-    demos = []
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        sample_corpus.main([name])
-        write("documents.jsonl", rows(folder / "documents.jsonl"))
-        for source, target in (("train", "train"), ("test", "heldout")):
-            write(f"{target}.jsonl", (row for row in rows(folder / f"{source}.jsonl") if row["hops"] <= HOPS))
-        for seed in range(1, WORLDS + 1):
-            sample_corpus.main([name, "--seed", str(seed)])
-            demos += asyncio.run(demonstrations(folder, tools, chance))
+    demos: list[Chat] = []
+    for seed in range(1, WORLDS + 1):
+        demos += asyncio.run(demonstrations(World(seed), tools, chance))
     chance.shuffle(demos)
     write("demos.jsonl", demos)
 
