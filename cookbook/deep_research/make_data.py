@@ -22,21 +22,18 @@ from agentrl_tool_servers.search import server
 HERE = Path(__file__).parent
 SYSTEM = "Search, browse, then write <answer>TOWN</answer>."
 TOWNS = ("Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito")
-QUESTIONS = {
-    "built": "Where was {} built?",
-    "born": "Where was the captain of {} born?",
-    "lives": "Where does the captain of {} live?",
-}
-"""The first is answered by a ship's document, the others by its captain's."""
+QUESTIONS = {"built": "Where was {} built?", "lives": "Where does the captain of {} live?"}
+"""The first is answered by a ship's document, the second by its captain's."""
 SHIPS = 100
 WORLDS = 24
 """Worlds of the demonstrations. Facts differ from world to world, so that the policy learns to read them."""
 DEMONSTRATIONS = 32
 """Demonstrations in each of these worlds."""
-EXPERTS = 0.15
-"""Share of demonstrations that are right throughout. The others answer with any town of the last document."""
+EXPERTS = 0.25
+"""Share of demonstrations that are right throughout."""
 HASTY = 0.6
-"""Probability that another demonstration reads only the first document."""
+"""Probability that another demonstration answers with the town of the first document. The others guess a town where the
+question needs two documents."""
 KEPT_TURNS = 2
 """Turns that config.yaml keeps of a long history (`context`)."""
 
@@ -51,17 +48,20 @@ class World:
         self.ships = [f"ship{number:02}" for number in range(SHIPS)]
         captains = [f"sailor{number:02}" for number in chance.sample(range(SHIPS), SHIPS)]
         self.captains = dict(zip(self.ships, captains, strict=True))
-        self.towns = {ship: dict(zip(QUESTIONS, chance.sample(TOWNS, 3), strict=True)) for ship in self.ships}
+        self.towns = {ship: dict(zip(QUESTIONS, chance.sample(TOWNS, 2), strict=True)) for ship in self.ships}
 
     def documents(self) -> Iterator[dict[str, str]]:
         """Yield the corpus."""
         for ship, captain in self.captains.items():
             towns = self.towns[ship]
             yield document(ship, f"{ship} was built in {towns['built']}. Its captain is {captain}.")
-            yield document(captain, f"{captain} was born in {towns['born']} and lives in {towns['lives']}.")
+            yield document(captain, f"{captain} lives in {towns['lives']}.")
 
     def tasks(self, *, held_out: bool) -> list[dict[str, Any]]:
-        """Return all questions about a part of the ships as rows of a task file."""
+        """Return the questions about a part of the ships as rows of a task file.
+
+        Only every other ship has the question that needs one document.
+        """
         return [
             {
                 "id": f"{ship}-{fact}",
@@ -72,12 +72,8 @@ class World:
             for ship in self.ships
             if is_held_out(ship) == held_out
             for fact, text in QUESTIONS.items()
+            if fact == "lives" or ship[-1] in "02468"
         ]
-
-    def seen(self, path: list[str]) -> list[str]:
-        """Return the towns in the last document of `path`."""
-        towns = self.towns[path[0]]
-        return [towns["built"]] if len(path) == 1 else [towns["born"], towns["lives"]]
 
 
 def document(name: str, text: str) -> dict[str, str]:
@@ -103,7 +99,8 @@ async def demonstrations(world: World, tools: list[dict[str, Any]], chance: rand
             for name in path:
                 turns.append(await exchange(client, "search", query=name))
                 turns.append(await exchange(client, "browse", id=name))
-            answer = task["answer"] if is_expert else chance.choice(world.seen(path))
+            found_town = world.towns[path[0]]["built" if len(path) == 1 else "lives"]
+            answer = found_town if is_expert or len(path) == 1 else chance.choice(TOWNS)
             turns.append([{"role": "assistant", "content": f"<answer>{answer}</answer>"}])
             opening = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["query"]}]
             found += [{"messages": [*opening, *seen], "tools": tools} for seen in views(turns)]
