@@ -30,7 +30,7 @@ WORLDS = 24
 DEMONSTRATIONS = 32
 """Demonstrations in each of these worlds."""
 EXPERTS = 0.25
-"""Share of demonstrations that are right throughout."""
+"""Share of demonstrations that are right in any case."""
 HASTY = 0.6
 """Probability that another demonstration answers with the town of the first document. The others guess a town where the
 question needs two documents."""
