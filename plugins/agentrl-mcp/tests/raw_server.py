@@ -298,6 +298,9 @@ class Handler(BaseHTTPRequestHandler):
                 told = (message["params"].get("arguments") or {}).get("id", "e1")
                 self.reply(200, f"id: {told}\nretry: 10\ndata: \n\n".encode(), "text/event-stream")
                 return
+            case "refused" | "cut_off" as fault:
+                self.reply({"refused": 503, "cut_off": 502}[fault], b"a proxy", "text/plain")
+                return
             case "other_id":
                 body = {"jsonrpc": "2.0", "id": 10**6, "result": text("lost")}
                 self.reply(200, f"data: {json.dumps(body)}\n\n".encode(), "text/event-stream")
