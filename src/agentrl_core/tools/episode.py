@@ -240,7 +240,10 @@ class OpenTools:
     def _relist(self, parts: list[ServerTools]) -> None:
         if problem := clash((part.server, part.specs) for part in parts):
             raise ToolServerError(problem)
-        self._parts, self._listing = parts, list_all(parts, self._toolbox.middleware)
+        listing = list_all(parts, self._toolbox.middleware)
+        if name := listing.offered_twice:
+            raise ToolServerError(f"tools.middleware offers two tools '{name}': give one of them another name")
+        self._parts, self._listing = parts, listing
 
     async def _opened(self, server: NamedServer) -> ServerTools:
         session = await self._asked(server, lambda _: self._open(server), "be opened", repeatable=False)

@@ -121,7 +121,7 @@ class Session:
 
     async def _exchange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._is_unanswered:
-            raise self._lost("has not answered an earlier message, which was given up")
+            raise self._lost("has not answered an earlier message")
         self._is_unanswered = True
         try:
             async with asyncio.timeout(self.timeout_s):

@@ -58,7 +58,9 @@ class OpenEnvWorkflow:
             except ContextFullError:
                 pass  # the policy has used up its context: the rewards so far count
             except RefusedActionError as error:
-                raise EnvironmentLostError(f"OpenEnv server {shown_url(self._url)}: {error}", server="openenv") from error
+                raise EnvironmentLostError(
+                    f"OpenEnv server {shown_url(self._url)}: {error}", server="openenv"
+                ) from error
             return session.total if self._reward == "sum" else session.last
         finally:
             await session.close()
