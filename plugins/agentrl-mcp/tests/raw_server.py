@@ -269,7 +269,7 @@ class Handler(BaseHTTPRequestHandler):
         SESSIONS.discard(self.headers.get("mcp-session-id"))
         self.reply(200)
 
-    def do_POST(self):  # noqa: C901, PLR0911, PLR0912 - one return per fault
+    def do_POST(self):  # noqa: C901, PLR0911 - one return per fault
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         SEEN.append({"path": self.path, **{key.lower(): value for key, value in self.headers.items()}})
         if self.path == "/moved":
