@@ -22,6 +22,8 @@ FRAMEWORKS = [path for path in PLUGINS if (path / "framework.txt").exists()]
 """Plugins whose framework cannot share an environment with agentrl; their tests use a separate one."""
 SHARED = ROOT / ".nox" / "tests" / ("Scripts" if sys.platform == "win32" else "bin")
 """Programs of the environment that `tests` creates; other sessions that need core, plugins and torch use it, too."""
+ON_REQUEST = {"agentrl-openenv", "agentrl-verifiers"}
+"""Plugins whose framework is large: the tests that need it run only if their package is named."""
 OLDEST_PYTHON = {"agentrl-openhands": (3, 12), "agentrl-verifiers": (3, 11)}
 COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 """Environment of the tests: let Python write bytecode, even if the machine forbids it.
@@ -60,12 +62,17 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests; `-- -m 'not slow'` leaves out slow ones, `-- PATH` selects."""
+    """Run all tests; `-- -m 'not slow'` leaves out slow ones, `-- PATH` selects.
+
+    `-- plugins/agentrl-verifiers/tests plugins/agentrl-openenv/tests` adds the tests against these frameworks, of 350 MB
+    each.
+    """
     picked = any((ROOT / item.partition("::")[0]).exists() for item in session.posargs)
     paths = [] if picked else ["tests", *map(str, _plugin_tests())]
     # only slow tests need a framework
     chosen = "" if "not slow" in session.posargs else " ".join(paths or session.posargs)
-    frameworks = _begin_frameworks(path for path in FRAMEWORKS if path.name in chosen)
+    wanted = [path for path in FRAMEWORKS if path.name in chosen and (picked or path.name not in ON_REQUEST)]
+    frameworks = _begin_frameworks(wanted)
     _install_all(session)
     # --dist loadfile: tests of a file share expensive fixtures. One worker more than cores, because some tests wait.
     workers = str(min((os.cpu_count() or 1) + 1, 8))

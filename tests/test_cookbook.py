@@ -269,7 +269,7 @@ def test_task_directories_train(harbor, agentrl, tmp_path):
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("this machine makes no sandboxes of namespaces")
     few = ("warm_start.steps=120", "trainer.steps=1", "rollout.tasks_per_step=2", "eval.tasks=2", "eval.every=0")
-    output = agentrl("run", harbor / "config.yaml", "--name", "harbor", f"output_dir={tmp_path}", *few)
+    output = agentrl("run", harbor / "config.yaml", f"output_dir={tmp_path / 'runs'}", *few)
     assert re.search(r"records +scored \d+\n", output), output
 
 

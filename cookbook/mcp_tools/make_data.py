@@ -24,7 +24,7 @@ GUESSES = 0.5
 
 
 class Question:
-    """What several pieces of one thing cost in a town, or two things together."""
+    """Ask for the price of several pieces of one thing in a town, or of two things together."""
 
     def __init__(self, town: str, things: tuple[str, ...], count: int = 1) -> None:
         self.town, self.things, self.count = town, things, count

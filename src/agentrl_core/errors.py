@@ -121,7 +121,7 @@ class EpisodeError(AgentRLError):
 
 
 class EnvironmentLostError(EpisodeError):
-    """What the agent works in (tool server, sandbox) is gone or cannot be trusted any more; nobody gets a 0 for it.
+    """The tool server or sandbox of an episode is gone or cannot be trusted any more; nobody gets a 0 for it.
 
     The record ends `rejected` for the reason `environment_lost`, and is no part of its group's baseline. `server` is
     the name of the tool server in the config.

@@ -20,7 +20,7 @@ from agentrl_core.api.scoring import training_step
 
 
 def told(name):
-    """What a test changes after the run."""
+    """Return the text that a test has put into a file after the run."""
     path = Path(__file__).with_name(name)
     return path.read_text() if path.exists() else ""
 

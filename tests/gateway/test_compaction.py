@@ -419,7 +419,7 @@ def test_a_call_to_an_upstream_is_not_compacted(chat, model_dir, make_gateway, o
 
 @st.composite
 def plays(draw):
-    """What agents in one session do, each as (conversation, action)."""
+    """Draw the actions of agents in one session, each as (conversation, action)."""
     actions = st.sampled_from(["call", "call", "call", "again", "fork"])
     return draw(st.lists(st.tuples(st.integers(0, 2), actions), min_size=4, max_size=16))
 

@@ -11,7 +11,10 @@ def test_the_catalog_is_what_the_packages_say():
     assert CATALOG.read_text(encoding="utf-8") == text(), "write it anew: python -m tests.plugins.catalog"
 
 
-@pytest.mark.parametrize("kind", ["scorers", "tool_middleware", "tool_parsers", "commands"])
+@pytest.mark.parametrize(
+    "kind",
+    ["scorers", "tools", "tool_middleware", "contexts", "datasets", "workflows", "tool_parsers", "commands"],
+)
 def test_packages_register_what_they_say(kind):
     own = [entry for entry in load_registry().entries(kind) if entry.distribution.startswith("agentrl-")]
     registered = {entry.name: entry.distribution for entry in own if entry.distribution != "agentrl-core"}

@@ -27,7 +27,7 @@ class Clock:
 
 
 def plainly(ends, *, repeatable, retries, timeout_s):
-    """What must come of attempts that end as `ends` says, written down as the rules have it."""
+    """Return the expected outcome of attempts that end as `ends` says, written down as the rules have it."""
     now, unknown = 0.0, False
     for number, (end, lasts) in enumerate(ends):
         now += lasts

@@ -152,6 +152,7 @@ def test_a_server_that_cannot_be_opened_loses_the_environment(in_episode):
     [
         (ToolResult.of_text("x" * 100), "more than the 50 allowed"),
         ("text", "expected a ToolResult, found str"),
+        (None, "expected a ToolResult, found NoneType"),
         (ToolResult(content=({"type": "audio"},)), "is no content part"),
         (ToolResult.of_text("\ud800"), "is not valid"),
     ],

@@ -223,6 +223,9 @@ def test_a_sandbox_that_no_scorer_asks_for_is_removed(make_task, monkeypatch):
         async with started(max_sandboxes=1) as server:
             await (await server.open(episode(folder, "r1"))).close()
             await (await asyncio.wait_for(server.open(episode(folder, "r2")), 60)).close()
+            # Not the verdict on a new sandbox, in which the agent has done nothing.
+            with pytest.raises(EnvironmentLostError, match="was removed before"):
+                await Harbor()(request(folder, "r1"))
 
     asyncio.run(scenario())
 

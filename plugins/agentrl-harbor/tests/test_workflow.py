@@ -5,20 +5,16 @@ import asyncio
 import pytest
 
 from agentrl_core.api import context as workflow_context
-from agentrl_core.errors import ConfigError
+from agentrl_core.errors import ConfigError, RequestError
 from agentrl_harbor.workflow import HarborAgent
 
 
 class Reply:
     def __init__(self, status, body):
-        self.status_code, self._body = status, body
+        self.status_code, self.is_error, self._body = status, status >= 400, body
 
     def json(self):
         return self._body
-
-    def raise_for_status(self):
-        if self.status_code >= 400:
-            raise RuntimeError(f"status {self.status_code}")
 
 
 class Client:
@@ -31,7 +27,7 @@ class Client:
         self.asked.append((url, list(json["messages"]), json["tools"], headers))
         answer = self.answers.pop(0)
         if isinstance(answer, tuple):
-            return Reply(answer[0], {"error": {"code": answer[1]}})
+            return Reply(answer[0], {"error": {"code": answer[1], "message": f"status {answer[0]}"}})
         if answer is None:
             await asyncio.Event().wait()
         message = {"role": "assistant", "content": answer}
@@ -83,7 +79,7 @@ def test_the_agent_works_until_it_answers_without_a_call():
     assert tools.called == ["one", "two"]
     url, messages, offered, headers = client.asked[-1]
     assert (url, offered) == ("http://x/v1/chat/completions", ["tools"])
-    assert headers == {"Authorization": "Bearer k"}
+    assert headers == {"authorization": "Bearer k"}
     assert [message["role"] for message in messages] == ["system", "user", *["assistant", "tool"] * 2]
 
 
@@ -100,7 +96,7 @@ def test_other_ends_are_marked(answers, data, mark):
 
 
 def test_errors_of_the_gateway_are_errors_of_the_agent():
-    with pytest.raises(RuntimeError, match="status 503"):
+    with pytest.raises(RequestError, match="status 503"):
         run(HarborAgent(), Client((503, "unavailable")), Tools())
 
 

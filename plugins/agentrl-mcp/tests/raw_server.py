@@ -269,7 +269,7 @@ class Handler(BaseHTTPRequestHandler):
         SESSIONS.discard(self.headers.get("mcp-session-id"))
         self.reply(200)
 
-    def do_POST(self):  # noqa: PLR0911 - one return per fault
+    def do_POST(self):  # noqa: C901, PLR0911 - one return per fault
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         SEEN.append({"path": self.path, **{key.lower(): value for key, value in self.headers.items()}})
         if self.path == "/moved":
@@ -297,6 +297,9 @@ class Handler(BaseHTTPRequestHandler):
                 LATER["e1"] = {"jsonrpc": "2.0", "id": message["id"], "result": text("at last")}
                 told = (message["params"].get("arguments") or {}).get("id", "e1")
                 self.reply(200, f"id: {told}\nretry: 10\ndata: \n\n".encode(), "text/event-stream")
+                return
+            case "refused" | "cut_off" as fault:
+                self.reply({"refused": 503, "cut_off": 502}[fault], b"a proxy", "text/plain")
                 return
             case "other_id":
                 body = {"jsonrpc": "2.0", "id": 10**6, "result": text("lost")}

@@ -89,6 +89,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.reply({"content": self.server.count})
             case "busy":
                 self.reply({"detail": "no container"}, 503)
+            case "cut_off":
+                self.reply({"detail": "bad gateway"}, 502)
             case _:
                 self.reply({"status_code": 404, "detail": "Tool not found", "headers": None})
 
@@ -187,6 +189,11 @@ def test_a_call_that_hangs_ends_at_its_deadline(node):
 def test_a_node_that_has_no_container_yet_was_not_reached(node):
     with pytest.raises(ToolNotSentError, match="HTTP status 503"):
         calls(AgentDockTools(url=node.url), ("busy", {}))
+
+
+def test_a_proxy_without_an_answer_does_not_tell_whether_the_tool_ran(node):
+    with pytest.raises(DeliveryUnknownError, match="HTTP status 502"):
+        calls(AgentDockTools(url=node.url), ("cut_off", {}))
 
 
 def test_two_servers_with_one_tool_name_need_full_names(node):

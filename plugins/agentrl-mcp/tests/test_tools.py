@@ -380,6 +380,17 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(http_server, monkey
     assert "key-2" not in str(caught.value)
 
 
+def test_a_proxy_may_have_passed_a_call_on_before_it_lost_the_server(http_server):
+    async def scenario(tools):
+        session = await tools.open(episode())
+        with pytest.raises(ToolNotSentError, match="HTTP status 503"):
+            await session.call("refused", {}, timeout_s=5)
+        with pytest.raises(DeliveryUnknownError, match="HTTP status 502"):
+            await session.call("cut_off", {}, timeout_s=5)
+
+    run(MCPTools(url=http_server().url), scenario)
+
+
 def test_a_redirect_on_the_same_server_is_followed_once(http_server):
     url = http_server().url.replace("/mcp", "/moved")
 

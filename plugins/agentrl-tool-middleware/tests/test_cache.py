@@ -1,8 +1,9 @@
+import asyncio
 import itertools
 
 import pytest
 
-from agentrl_core.api.tools import ToolResult, ToolSpec
+from agentrl_core.api.tools import ToolEpisode, ToolRequest, ToolResult, ToolSpec
 from agentrl_tool_middleware.cache import Cache, Kept
 
 READ = ToolSpec(name="read", read_only=True)
@@ -33,6 +34,22 @@ def test_a_call_that_may_change_something_is_made_and_forgets_what_its_server_sa
     assert [call(cache, state=state), call(cache, state=state, server="other")] == ["0", "1"]
     assert [call(cache, WRITE, state=state), call(cache, WRITE, state=state)] == ["2", "3"]
     assert [call(cache, state=state), call(cache, state=state, server="other")] == ["4", "1"]
+
+
+def test_what_was_read_during_a_change_is_forgotten(call):
+    cache, state = Cache(), {}
+
+    def change(_):
+        assert call(cache, state=state) == "0"
+        return "changed"
+
+    async def tool(request):
+        return ToolResult.of_text(await asyncio.to_thread(change, request))
+
+    episode = ToolEpisode(record_id="r", task_id="t", data={})
+    request = ToolRequest(episode=episode, server="s", tool=WRITE, name="write", arguments={}, state=state)
+    assert asyncio.run(cache.call(request, tool)).text == "changed"
+    assert call(cache, state=state) == "1"
 
 
 def test_named_tools_are_kept_although_they_have_no_hint(call):

@@ -53,7 +53,7 @@ def test_nothing_stays_from_one_call_to_the_next(connect):
         "import socket; socket.create_connection(('127.0.0.1', 1), timeout=1)",
         "import subprocess; subprocess.run(['true'], check=True)",
         "import os; os.fork()",
-        f"import os; os.kill({os.getpid()}, 9)",
+        "import os; os.kill(THE_TEST, 9)",
         "open('/etc/agentrl-planted', 'w')",
         "x = 'x' * 10**10",
         "open('big', 'wb').write(b'x' * 10**8)",
@@ -61,6 +61,7 @@ def test_nothing_stays_from_one_call_to_the_next(connect):
     ],
 )
 def test_what_a_program_must_not_do_fails(connect, program):
+    program = program.replace("THE_TEST", str(os.getpid()))
     (text,) = run(connect, f"{program}\nprint('did it')")
     assert "did it" not in text
     assert "[" in text

@@ -25,7 +25,7 @@ def test_an_interpreter_without_verifiers_is_told():
 
 @pytest.mark.slow
 class TestConformance(DatasetSuite):
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def dataset(self, tasks):
         listings = itertools.cycle([tasks("adding"), tasks("adding", again=True)])
         return lambda: next(listings)

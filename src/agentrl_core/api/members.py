@@ -99,7 +99,7 @@ class Member:
     beats: int = 0
     """Heartbeats so far."""
     report: Mapping[str, Any] = attrs.field(factory=dict)
-    """What the member said with its last heartbeat: JSON of its own choice, such as its policy version, what it waits
+    """Report of the member with its last heartbeat: JSON of its own choice, such as its policy version, what it waits
     for, and its counts."""
 
     @property

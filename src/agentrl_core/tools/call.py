@@ -28,10 +28,10 @@ _DELIVERY_UNKNOWN = "the tool gave no answer in time; the call may have taken ef
 
 @attrs.define(kw_only=True)
 class CallTrace:
-    """What the record keeps of a call beside its arguments and the shown result."""
+    """Facts about a call that the record keeps beside its arguments and the shown result."""
 
     outcome: ToolOutcome | None = None
-    """How the call of the server ended; None if none was called, because middleware answered."""
+    """End of the call of the server; None if none was called, because middleware answered."""
     error: str = ""
     server: str = ""
     tool: str = ""
@@ -155,9 +155,9 @@ class CallPath:
         trace.attempts = before + delivery.attempts
         if delivery.outcome is ToolOutcome.NOT_SENT:
             return trace.refuse(delivery.outcome, _NOT_SENT, one_line(delivery.error))
-        result = delivery.result
-        if delivery.outcome is ToolOutcome.DELIVERY_UNKNOWN or result is None:
-            return trace.refuse(ToolOutcome.DELIVERY_UNKNOWN, _DELIVERY_UNKNOWN, one_line(delivery.error))
+        if delivery.outcome is ToolOutcome.DELIVERY_UNKNOWN:
+            return trace.refuse(delivery.outcome, _DELIVERY_UNKNOWN, one_line(delivery.error))
+        result: Any = delivery.result
         problem, content = self._read(result)
         if problem:
             return trace.refuse(ToolOutcome.INVALID_RESULT, f"the tool's result {problem}")
@@ -165,7 +165,7 @@ class CallPath:
         trace.raw, trace.outcome, trace.error = content, ToolOutcome.OK, ""
         if result.is_error:
             trace.outcome, trace.error = ToolOutcome.TOOL_ERROR, one_line(result.text)
-        return result
+        return result  # type: ignore[no-any-return]  # `_read` has checked it
 
     def _checked(self, result: Any) -> ToolResult:
         """Return what middleware gave as plain JSON values, or the error that the model is shown in its place."""

@@ -69,8 +69,10 @@ class OpenTools:
         self._opening: asyncio.Task[None] | None = None
         self._calls = 0
         self._state: dict[str, Any] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        """Calls of `call_all`, and rows that are being stored."""
+        self._running: set[asyncio.Task[Any]] = set()
+        """Calls of `call_all`, and those from other event loops."""
+        self._storing: set[asyncio.Task[None]] = set()
+        """Rows that are being stored."""
         self._closed = False
 
     async def specs(self) -> Sequence[ToolSpec]:
@@ -113,14 +115,22 @@ class OpenTools:
         """Await `work` on the loop of the run, wherever the caller is."""
         if asyncio.get_running_loop() is self._loop:
             return await work
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._until_close(work), self._loop))
+
+    async def _until_close(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work for another event loop; `close` cancels it, as nothing else ends it with the episode."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await work
 
     async def _specs(self) -> Sequence[ToolSpec]:
         return (await self._current_listing()).offered
 
     async def _call_all(self, calls: Sequence[tuple[str, Any, str]], messages: Sequence[Message]) -> list[Message]:
         shown = await all_or_first_error(
-            (self._call(name, arguments, call_id, messages) for name, arguments, call_id in calls), self._tasks
+            (self._call(name, arguments, call_id, messages) for name, arguments, call_id in calls), self._running
         )
         return [item.message for item in shown]
 
@@ -230,12 +240,23 @@ class OpenTools:
     def _relist(self, parts: list[ServerTools]) -> None:
         if problem := clash((part.server, part.specs) for part in parts):
             raise ToolServerError(problem)
-        self._parts, self._listing = parts, list_all(parts, self._toolbox.middleware)
+        listing = list_all(parts, self._toolbox.middleware)
+        if name := listing.offered_twice:
+            raise ToolServerError(f"tools.middleware offers two tools '{name}': give one of them another name")
+        self._parts, self._listing = parts, listing
 
     async def _opened(self, server: NamedServer) -> ServerTools:
-        session = await self._asked(server, lambda _: server.server.open(self._episode), "be opened", repeatable=False)
-        self._sessions[server.name] = session
+        session = await self._asked(server, lambda _: self._open(server), "be opened", repeatable=False)
         return await self._listed(server, session)
+
+    async def _open(self, server: NamedServer) -> ToolSession:
+        """Open a session and keep it, also if nobody waits for it any more: `close`, or else this call, closes it."""
+        session = await server.server.open(self._episode)
+        if self._closed:
+            await session.close()
+            raise LookupError("the episode ended before the session was opened")
+        self._sessions[server.name] = session
+        return session
 
     async def _listed(self, server: NamedServer, session: ToolSession) -> ServerTools:
         changes = _changes(session)
@@ -276,8 +297,8 @@ class OpenTools:
 
     def _begin_to_store(self, row: ToolCall) -> asyncio.Task[None]:
         task = asyncio.create_task(_kept(self._keep, row))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
         task.add_done_callback(_log_failure)
         return task
 
@@ -291,13 +312,13 @@ class OpenTools:
         Later calls raise `LookupError`.
         """
         self._closed = True
-        if self._opening is not None and not self._opening.done():
-            self._opening.cancel()
-            await asyncio.wait({self._opening}, timeout=_STOP_S)
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=_STOP_S)
+        running = {*self._running, *([] if self._opening is None else [self._opening])}
+        for task in running:
+            task.cancel()
+        if stopping := {*running, *self._storing}:
+            await asyncio.wait(stopping, timeout=_STOP_S)
         closing = {asyncio.create_task(session.close()): name for name, session in self._sessions.items()}
-        ending = {*closing, *self._tasks}
+        ending = {*closing, *self._storing}
         if not ending:
             return
         await asyncio.wait(ending, timeout=_CLOSE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,12 @@ class Listing:
     """Tools by the name that the model uses."""
     offered: tuple[ToolSpec, ...]
     """Tools that the model is offered; middleware may have added or removed some."""
+
+    @property
+    def offered_twice(self) -> str:
+        """Name that two of the offered tools have, because middleware renamed one; empty if there is none."""
+        counts = Counter(spec.name for spec in self.offered)
+        return next((name for name, count in counts.items() if count > 1), "")
 
     def unknown(self, name: str) -> str:
         """Return the message for a name that no tool has."""

@@ -17,7 +17,7 @@ _IGNORED: Final = frozenset({"LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL
 
 @attrs.define
 class Steps:
-    """What a Dockerfile makes."""
+    """Instructions of a Dockerfile, resolved to files, folders and variables."""
 
     base: str = ""
     """Image of the first FROM; a further FROM is refused."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import attrs
 
 from agentrl_core import Score
-from agentrl_core.errors import EpisodeError
+from agentrl_core.errors import EnvironmentLostError, EpisodeError
 from agentrl_harbor.server import STARTED
 from agentrl_harbor.task_dir import TaskDir
 from agentrl_harbor.verifier import NoVerdictError, verify
@@ -44,6 +44,8 @@ class Harbor:
         if found is None:
             if not STARTED:
                 raise EpisodeError("no_score", "the run has no tool server `harbor`: add it to tools.servers")
+            if any(server.has_had(request.record.id) for server in STARTED):
+                raise EnvironmentLostError("the agent's sandbox was removed before the scorer asked for it")
             # The agent has called no tool, so there is no sandbox: the verifier sees the task as it was.
             found = STARTED[0], await STARTED[0].open_task(request.task.data)
         server, opened = found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _PARKED_S: Final = 30.0
 """Time after the agent's end in which the scorer has to ask; nobody asks after an agent that failed."""
+_MOST_KNOWN: Final = 10_000
+"""Records that are remembered after their sandbox is gone."""
 _FILE_BYTES: Final = 1_000_000
 _MARGIN_S: Final = 2.0
 """Time of a call that is left to report that its command was ended."""
@@ -84,6 +87,8 @@ class HarborTools:
         self._places: asyncio.Semaphore | None = None
         self._open: dict[str, OpenTask] = {}
         """By record."""
+        self._known: OrderedDict[str, None] = OrderedDict()
+        """Records that have had a sandbox."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -96,6 +101,9 @@ class HarborTools:
         """Make a sandbox for the episode's task."""
         opened = await self.open_task(episode.data)
         self._open[episode.record_id] = opened
+        self._known[episode.record_id] = None
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
         return HarborSession(self, episode.record_id, opened)
 
     async def open_task(self, data: Mapping[str, Any]) -> OpenTask:
@@ -135,6 +143,10 @@ class HarborTools:
         if opened is not None and opened.timer is not None:
             opened.timer.cancel()
         return opened
+
+    def has_had(self, record_id: str) -> bool:
+        """Return whether a record had a sandbox, which may be gone."""
+        return record_id in self._known
 
     async def discard(self, opened: OpenTask) -> None:
         """Remove a sandbox, and give its place to the next episode."""

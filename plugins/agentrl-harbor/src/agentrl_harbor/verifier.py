@@ -34,7 +34,7 @@ _TESTS: Final = (
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What a verifier wrote."""
+    """Rewards and output of a verifier."""
 
     rewards: dict[str, float]
     output: str

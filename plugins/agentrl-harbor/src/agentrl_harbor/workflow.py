@@ -10,7 +10,8 @@ import attrs
 from attrs import validators
 
 from agentrl_core import workflow_context
-from agentrl_core.errors import ConfigError
+from agentrl_core.api.completions import ask
+from agentrl_core.errors import ConfigError, RequestError
 
 _TOO_LONG: Final = "context_length_exceeded"
 
@@ -35,21 +36,19 @@ class HarborAgent:
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         messages: list[dict[str, Any]] = [*system, *map(dict, data["messages"])]
         offered = await tools.as_openai()
-        headers = {"Authorization": f"Bearer {api_key}"}
         try:
             async with asyncio.timeout(data.get("agent_timeout_s")):
                 for _ in range(self.max_turns):
-                    body = {"model": "default", "messages": messages, "tools": offered}
-                    reply = await http_client.post(f"{base_url}/v1/chat/completions", json=body, headers=headers)
-                    if reply.status_code == 400 and reply.json()["error"].get("code") == _TOO_LONG:  # noqa: PLR2004
-                        workflow_context.mark("context_full")
-                        return
-                    reply.raise_for_status()
-                    message = reply.json()["choices"][0]["message"]
+                    reply = await ask(http_client, base_url, api_key, messages, {"tools": offered or None})
+                    message = reply["choices"][0]["message"]
                     messages.append(message)
                     if not message.get("tool_calls"):
                         return
                     messages += await tools.call_all(message, messages=messages)
                 workflow_context.mark("max_turns")
+        except RequestError as error:
+            if error.code != _TOO_LONG:
+                raise
+            workflow_context.mark("context_full")
         except TimeoutError:
             workflow_context.mark("agent_timeout")

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 _BACKOFF = Backoff(first_s=0.2, longest_s=2.0)
 _MOST_SHOWN_CHARS = 300
 _OK, _CLIENT_ERROR, _SERVER_ERROR = 200, 400, 500
-_BUSY = frozenset({429, 502, 503})
+_BUSY = frozenset({429, 503})
 """Statuses of a node, or of the master before it, that has not given the call to a tool."""
+_UNANSWERED = frozenset({502, 504})
+"""Statuses of a proxy that has got no answer from the node, which may have run the tool."""
 
 
 class AgentDockTools:
@@ -166,6 +168,8 @@ class Node:
             raise DeliveryUnknownError(f"{self.name}: {error}") from None
         if status in _BUSY:
             raise ToolNotSentError(f"{self.name}: HTTP status {status}")
+        if status in _UNANSWERED:
+            raise DeliveryUnknownError(f"{self.name}: HTTP status {status}")
         try:
             answer = orjson.loads(text)
         except orjson.JSONDecodeError:

@@ -27,8 +27,10 @@ from agentrl_mcp.rpc import (
 
 SESSION = "mcp-session-id"
 _ALWAYS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-_REFUSED = frozenset({401, 403, 407, 429, 502, 503})
+_REFUSED = frozenset({401, 403, 407, 429, 503})
 """Statuses with which a server, or a proxy before it, refuses a request that no tool has seen."""
+_UNANSWERED = frozenset({502, 504})
+"""Statuses of a proxy that has got no answer from the server, which may have run the tool."""
 _REDIRECTS = frozenset({307, 308})
 """Redirects that keep method and body."""
 _END_S = 0.1
@@ -167,8 +169,10 @@ class HttpLink:
         text = f"{self.name}: HTTP status {status}"
         if status in {401, 403}:
             text += "; headers_env names the variables with its keys"
-        if status in _REFUSED and self.version:
+        if self.version and status in _REFUSED:
             raise ToolNotSentError(text)
+        if self.version and status in _UNANSWERED:
+            raise DeliveryUnknownError(text)
         raise StatusError(status, text)
 
     async def _streamed(self, reply: ServerReply, number: int, inquire: Inquire | None) -> Answer:

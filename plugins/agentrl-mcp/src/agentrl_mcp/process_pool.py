@@ -33,7 +33,6 @@ class ProcessPool:
         self._used: set[Started] = set()
         self._slots = asyncio.Semaphore(_MOST_STARTING)
         self._filling: set[asyncio.Task[None]] = set()
-        self._is_closed = False
 
     async def start(self) -> None:
         """Start the first process, list the tools, and start the other ones that shall be ready."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import orjson
 
-PARSE_ERROR, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32601, -32602
+logger = logging.getLogger(__name__)
+
+METHOD_NOT_FOUND, INTERNAL_ERROR = -32601, -32603
 HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 """Error codes of MCP since 2026-07-28."""
 
@@ -116,3 +119,7 @@ async def answer_inquiry(message: Mapping[str, Any], inquire: Inquire | None) ->
         return response_bytes(number, await inquire(method, params if isinstance(params, dict) else {}))
     except RpcError as error:
         return response_bytes(number, None, error)
+    except Exception:
+        # A fault of the user's function. Without a response the server would wait for ever.
+        logger.exception("the answer to the server's %s failed", method)
+        return response_bytes(number, None, RpcError(INTERNAL_ERROR, "the answer failed"))

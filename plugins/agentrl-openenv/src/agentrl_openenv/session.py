@@ -28,7 +28,7 @@ class RefusedActionError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Observation:
-    """What a server answers to `reset` and `step`."""
+    """Answer of a server to `reset` and `step`."""
 
     data: Mapping[str, Any]
     """Fields of the environment's own observation."""
@@ -50,6 +50,8 @@ class Session:
     _client: aiohttp.ClientSession = attrs.field(init=False, repr=False)
     _socket: aiohttp.ClientWebSocketResponse = attrs.field(init=False, repr=False)
     _lock: asyncio.Lock = attrs.field(init=False, repr=False, factory=asyncio.Lock)
+    _is_unanswered: bool = attrs.field(init=False, repr=False, default=False)
+    """Whether nobody has read the answer to the last message: the next answer would be taken for that of another."""
 
     async def open(self) -> None:
         """Connect; raises `EnvironmentLostError` if there is no server."""
@@ -118,10 +120,14 @@ class Session:
         raise self._lost(f"sent no {kind}, but {json.dumps(answer)[:_SHOWN]}")
 
     async def _exchange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._is_unanswered:
+            raise self._lost("has not answered an earlier message")
+        self._is_unanswered = True
         try:
             async with asyncio.timeout(self.timeout_s):
                 await self._socket.send_json(message)
                 answer = json.loads(await self._socket.receive_str())
+            self._is_unanswered = False
         except TimeoutError as error:
             raise self._lost(f"gave no answer to '{message['type']}' within {self.timeout_s:g} s") from error
         except (aiohttp.ClientError, aiohttp.WSMessageTypeError, OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_core.errors import EnvironmentLostError
 from agentrl_openenv.asking import ContextFullError, Policy
-from agentrl_openenv.session import RefusedActionError, Session, text_of
+from agentrl_openenv.session import RefusedActionError, Session, shown_url, text_of
 from agentrl_openenv.tools import call_tool, list_tools
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ class OpenEnvWorkflow:
             except ContextFullError:
                 pass  # the policy has used up its context: the rewards so far count
             except RefusedActionError as error:
-                raise EnvironmentLostError(f"OpenEnv server {self._url}: {error}", server="openenv") from error
+                raise EnvironmentLostError(
+                    f"OpenEnv server {shown_url(self._url)}: {error}", server="openenv"
+                ) from error
             return session.total if self._reward == "sum" else session.last
         finally:
             await session.close()
@@ -87,7 +89,7 @@ class OpenEnvWorkflow:
             for tool in await list_tools(session)
         ]  # fmt: skip
         if not tools:
-            where = f"OpenEnv server {self._url} has no tools"
+            where = f"OpenEnv server {shown_url(self._url)} has no tools"
             raise EnvironmentLostError(f"{where}; name the field of its actions in action_field", server="openenv")
         messages.extend(data["messages"])
         for _ in range(self._max_turns):

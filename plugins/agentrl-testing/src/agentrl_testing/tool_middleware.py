@@ -61,7 +61,7 @@ class ToolMiddlewareSuite(ConformanceSuite):
         return made_up_requests()
 
     def test_every_result_can_be_shown(self, middleware: ToolMiddleware, requests: Sequence[ToolRequest]) -> None:
-        """Whatever the tool answers, the model gets content parts of JSON."""
+        """The model gets content parts of JSON, whatever the tool answers."""
         _check_results(middleware, requests)
 
     def test_requests_are_not_changed_in_place(

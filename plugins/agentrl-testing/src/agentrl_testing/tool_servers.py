@@ -172,7 +172,7 @@ class ToolServerSuite(ConformanceSuite):
     def test_episodes_are_isolated_as_it_declares(
         self, server: ToolServer, changes: list[Any], data: dict[str, Any]
     ) -> None:
-        """What one episode changes, another one sees if the server is `shared`, and only then."""
+        """Another episode sees a change if the server is `shared`, and only then."""
 
         async def seen(driver: ToolDriver) -> None:
             for change, look in changes:

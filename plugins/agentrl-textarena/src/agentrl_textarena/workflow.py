@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from agentrl_core.api.completions import ask
 from agentrl_core.api.options import resolve
-from agentrl_core.errors import EnvironmentLostError
+from agentrl_core.errors import EnvironmentLostError, RequestError
 from agentrl_textarena.game import Game, GameError
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class _Seats:
     """Conversations of the policy, one for each seat that it plays."""
 
     def __init__(self, base_url: str, api_key: str, http_client: httpx2.AsyncClient, system_prompt: str) -> None:
-        self._url = f"{base_url}/v1/chat/completions"
-        self._headers, self._http = {"authorization": f"Bearer {api_key}"}, http_client
+        self._base_url, self._api_key, self._http = base_url, api_key, http_client
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self._messages: dict[int, list[dict[str, Any]]] = {}
         self.last: dict[int, str] = {}
@@ -95,14 +95,12 @@ class _Seats:
         """Return the policy's move; None if the conversation leaves no room for one."""
         messages = self._messages.setdefault(player, list(self._system))
         messages.append({"role": "user", "content": news or "Your turn."})
-        body = {"model": "default", "messages": messages}
-        response = await self._http.post(self._url, json=body, headers=self._headers)
-        found = response.json()
-        if not response.is_success:
-            error = found.get("error") or {}
-            if error.get("code") == "context_length_exceeded":
-                return None
-            raise RuntimeError(f"the policy could not answer ({response.status_code}): {error.get('message')}")
+        try:
+            found = await ask(self._http, self._base_url, self._api_key, messages, {})
+        except RequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return None
         self.last[player] = found["id"]
         reply = {name: value for name, value in found["choices"][0]["message"].items() if value is not None}
         messages.append(reply)

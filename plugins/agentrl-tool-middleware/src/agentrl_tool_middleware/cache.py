@@ -82,7 +82,11 @@ class Cache:
         of_episode: dict[str, Kept] = request.state.setdefault(self._state, {})
         if not self._may_keep(request):
             of_episode.pop(request.server, None)
-            return await call_next(request)
+            try:
+                return await call_next(request)
+            finally:
+                # Again: a call at the same time may have kept what it read before the change.
+                of_episode.pop(request.server, None)
         kept = self._shared or of_episode.setdefault(request.server, Kept(self._max_bytes))
         key = json.dumps([request.server, request.name, request.arguments], sort_keys=True, default=str)
         if (found := kept.get(key)) is not None:

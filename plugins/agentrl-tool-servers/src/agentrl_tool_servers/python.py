@@ -62,7 +62,7 @@ def server(limits: Limits | None = None, isolation: Isolation = "auto") -> MCPSe
     @mcp.tool(
         description=(
             "Run a Python program and return what it prints. Print results; nothing is kept from one call to the next. "
-            f"Limits: {limits.timeout_s:g} s, {limits.memory_mb} MB, no network."
+            f"Limits: {limits.timeout_s:g} s, {limits.memory_mb} MB{'' if isolation == 'limits' else ', no network'}."
         ),
         # Programs change nothing that a later call could see, except with weaker isolation.
         annotations=ToolAnnotations(

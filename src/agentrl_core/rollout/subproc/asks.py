@@ -63,7 +63,9 @@ class Asks:
         except Exception as error:  # noqa: BLE001 - any error is the agent's to see
             server = error.server if isinstance(error, EnvironmentLostError) else ""
             reply = {"error": [type(error).__name__, message_of(error), server]}
-        await self._write({"op": "told", "id": self._number, "call": call, **reply})
+        told = {"op": "told", "id": self._number, "call": call, **reply}
+        # Shielded: a message that ends half-way would make all later ones unreadable.
+        await asyncio.shield(asyncio.ensure_future(self._write(told)))
 
     async def _value(self, method: str, given: Mapping[str, Any]) -> Any:
         if method == "mark":
