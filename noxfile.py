@@ -64,8 +64,8 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests; `-- -m 'not slow'` leaves out slow ones, `-- PATH` selects.
 
-    `-- plugins/agentrl-verifiers/tests plugins/agentrl-openenv/tests` adds the tests against these frameworks, of 350 MB
-    each.
+    `-- plugins/agentrl-verifiers/tests plugins/agentrl-openenv/tests` runs those against these frameworks, too, which
+    have 350 MB each.
     """
     picked = any((ROOT / item.partition("::")[0]).exists() for item in session.posargs)
     paths = [] if picked else ["tests", *map(str, _plugin_tests())]
