@@ -7,12 +7,18 @@ import pytest
 from agentrl_core.cli import main
 
 TOOLS = '''
+from agentrl_core.api.tools import ToolResult
+
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""
     return a + b
 
 def fail():
     raise ValueError("no such page")
+
+class Closed:
+    async def call(self, request, call_next):
+        return ToolResult.of_text("closed", is_error=True)
 
 class Down:
     isolation = "shared"
@@ -55,6 +61,11 @@ def test_call_prints_the_result_that_a_model_is_shown(agentrl):
     assert agentrl("call", "config.yaml", "my_add", '{"a": 3}') == (0, "4\n", "")
     code, out, _ = agentrl("call", "config.yaml", "my_add", '{"a": 3}', "--json")
     assert (code, json.loads(out)["outcome"]) == (0, "ok")
+
+
+def test_options_may_follow_the_name_of_a_tool(agentrl):
+    code, out, err = agentrl("call", "config.yaml", "my_fail", "tools.middleware=[{use: 'cli_tools.py:Closed'}]")
+    assert (code, out, err) == (1, "closed\n", "blocked\n")
 
 
 @pytest.mark.parametrize(

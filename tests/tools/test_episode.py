@@ -271,6 +271,18 @@ def test_an_invalid_schema_names_server_and_tool(in_episode):
     assert str(done.error).startswith("tool server 'fake-1' has an invalid schema of the arguments of 'bad': 'strin'")
 
 
+@pytest.mark.parametrize("ref", ["http://127.0.0.1:9/schema", "#/$defs/missing", "#/$defs/circle"])
+def test_arguments_that_a_schema_cannot_check_are_refused_without_a_traceback(in_episode, caplog, ref):
+    schema = {"properties": {"x": {"$ref": ref}}, "$defs": {"circle": {"$ref": "#/$defs/circle"}}}
+    server = FakeServer(specs=[ToolSpec(name="bad", parameters={"type": "object", **schema})])
+    done = in_episode(call_echo('{"x": 1}', name="bad"), server)
+    assert done.result.outcome is ToolOutcome.INVALID_ARGUMENTS
+    assert done.result.result.text.startswith("Error: invalid arguments for bad: the tool's schema cannot check them: ")
+    assert done.rows[0].attempts == 0
+    assert caplog.text == ""
+    assert in_episode(call_echo("{}", name="bad"), server).result.outcome is ToolOutcome.OK
+
+
 def test_a_list_that_changes_is_read_again_and_marked(in_episode):
     server = FakeServer()
     sessions = []

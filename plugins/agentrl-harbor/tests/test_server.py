@@ -31,6 +31,18 @@ async def call(session, name, timeout_s=30, **arguments):
     return (await session.call(name, json.loads(json.dumps(arguments)), timeout_s=timeout_s)).text
 
 
+@pytest.mark.parametrize(
+    ("data", "told"), [({}, "there is no task: .*; `--task ID` names one"), ({"id": "t"}, "task 't' has no `task_dir`")]
+)
+def test_an_episode_without_a_task_directory_is_refused(data, told):
+    async def opened():
+        async with started() as server:
+            await server.open(ToolEpisode(record_id="r1", task_id="", data=data))
+
+    with pytest.raises(ToolServerError, match=told):
+        asyncio.run(opened())
+
+
 class TestConformance(ToolServerSuite):
     @pytest.fixture
     def server(self):

@@ -1,5 +1,6 @@
 """New packages of every kind: written, installed, proved by their own tests and by `plugins check`."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -30,6 +31,15 @@ def test_names_follow_the_package(tmp_path):
     metadata = (root / "pyproject.toml").read_text()
     assert '[project.entry-points."agentrl.scorers"]\nmy-lab = "agentrl_my_lab.scorer:score"' in metadata
     assert '"agentrl-core>=0.1,<0.2"' in metadata
+
+
+@pytest.mark.parametrize("name", ["agentrl-notebook", "agentrl-crew", "agentrl-tasks"])
+def test_a_name_of_the_package_never_hides_another_of_its_template(name, tmp_path):
+    for kind in SCAFFOLDS:
+        for path in write_package(name, kind, tmp_path / kind):
+            tree = ast.parse(path.read_text()) if path.suffix == ".py" else ast.Module([], [])
+            names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+            assert len(names) == len(set(names)), path
 
 
 @pytest.mark.parametrize(

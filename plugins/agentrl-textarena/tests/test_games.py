@@ -81,7 +81,7 @@ def test_the_policy_takes_the_seats_of_two_players_in_turn():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"games": "FrozenLak-v0"}, r"TextArena has no game 'FrozenLak-v0' \(did you mean FrozenLake-v0"),
+        ({"games": "FrozenLak-v0"}, r"textarena: TextArena has no game 'FrozenLak-v0' \(did you mean FrozenLake-v0"),
         ({"games": {"FrozenLake-v0": {"sise": 3}}}, "game 'FrozenLake-v0' refuses its options: .*sise"),
         ({"games": "SecretMafia-v0"}, "game 'SecretMafia-v0' needs more than 2 players"),
         ({"games": []}, "games"),

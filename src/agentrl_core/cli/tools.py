@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ _Config = Annotated[Path, typer.Argument(help="YAML file.")]
 _Overrides = Annotated[list[str] | None, typer.Argument(help="Options to change, such as tools.timeout_s=5.")]
 _Task = Annotated[str, typer.Option("--task", help="Id of a task; servers may need its row.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_OVERRIDE = re.compile(r"[a-z][\w.-]*=")
 _LONGEST = 80
 """Characters of a description in the table."""
 
@@ -72,6 +74,9 @@ def call(
     from agentrl_core.run.tools import tools_without_a_run
     from agentrl_core.types import ToolOutcome
 
+    if _OVERRIDE.match(arguments):
+        # `call CONFIG NAME tools.timeout_s=5`: a tool without arguments needs no `{}` before the options.
+        arguments, overrides = "{}", [arguments, *(overrides or ())]
     loaded = load(config, overrides or ())
     calls: list[ToolCall] = []
 
@@ -89,7 +94,7 @@ def call(
         for part in row.shown:
             typer.echo(part["text"] if part["type"] == "text" else f"({part['type']})")
         if row.outcome is not ToolOutcome.OK:
-            typer.echo(f"{row.outcome.value}: {row.error}", err=True)
+            typer.echo(f"{row.outcome.value}: {row.error}" if row.error else row.outcome.value, err=True)
     if row.outcome is not ToolOutcome.OK:
         raise typer.Exit(1)
 

@@ -120,7 +120,12 @@ class CallPath:
             return trace.refuse(ToolOutcome.UNKNOWN_TOOL, self.listing.unknown(request.name))
         trace.server, trace.tool = tool.server.name, tool.spec.name
         trace.isolation, trace.sent = tool.server.server.isolation, request.arguments
-        if problem := problem_of_arguments(tool.spec.parameters, request.arguments):
+        try:
+            problem = problem_of_arguments(tool.spec.parameters, request.arguments)
+        except Exception as error:  # noqa: BLE001 - a reference leads nowhere, or in a circle
+            # The start finds only references that every call follows; without these arguments the tool can be called.
+            problem = f"the tool's schema cannot check them: {described(error)}; leave out optional ones"
+        if problem:
             return trace.refuse(ToolOutcome.INVALID_ARGUMENTS, f"invalid arguments for {request.name}: {problem}")
         result = await self._delivered(tool, request.arguments)
         self.toolbox.count(tool.server, trace.outcome or ToolOutcome.OK, trace.error)

@@ -277,9 +277,11 @@ _TOOLS: Final = (
 def _task_of(data: Mapping[str, Any]) -> TaskDir:
     folder = data.get("task_dir")
     if not isinstance(folder, str):
-        raise ToolServerError(
-            f"task '{data.get('id')}' has no `task_dir`: the tool server 'harbor' needs tasks of the data set 'harbor'"
-        )
+        needed = "the tool server 'harbor' needs tasks of the data set 'harbor'"
+        # A command such as `agentrl tools list` opens an episode without a task.
+        if not data:
+            raise ToolServerError(f"there is no task: {needed}; `--task ID` names one")
+        raise ToolServerError(f"task '{data.get('id')}' has no `task_dir`: {needed}")
     try:
         return TaskDir.read(Path(folder))
     except ValueError as error:

@@ -20,6 +20,10 @@ class GameError(Exception):
     """The game itself failed, not the player."""
 
 
+class _CannotBeMadeError(ValueError):
+    """No number of players helps: there is no such game, or it lacks data, or refuses its options."""
+
+
 class Game:
     """A game in progress; the same name, seed, options and moves lead to the same game.
 
@@ -83,6 +87,8 @@ def players_of(name: str, options: Mapping[str, Any]) -> int:
         try:
             game = Game(name, seed=0, players=players, options=options)
             game.observe()
+        except _CannotBeMadeError:
+            raise
         except (ValueError, KeyError, IndexError, AssertionError) as error:
             refused = error
         else:
@@ -96,13 +102,13 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
 
     wanted = name if name + _RAW not in ENV_REGISTRY else name + _RAW
     if wanted not in ENV_REGISTRY:
-        raise ValueError(f"TextArena has no game '{name}'{did_you_mean(name, ENV_REGISTRY)}")
+        raise _CannotBeMadeError(f"TextArena has no game '{name}'{did_you_mean(name, ENV_REGISTRY)}")
     try:
         return textarena.make(wanted, **options)
     except LookupError as error:  # of nltk
-        raise ValueError(
+        raise _CannotBeMadeError(
             f"game '{name}' needs data of nltk, which it cannot download here; fix: python -m nltk.downloader words "
             "averaged_perceptron_tagger_eng"
         ) from error
     except (TypeError, AssertionError) as error:
-        raise ValueError(f"game '{name}' refuses its options: {error}") from error
+        raise _CannotBeMadeError(f"game '{name}' refuses its options: {error}") from error
