@@ -9,7 +9,7 @@ TABLE = [
         "batching/credit.py",
         ("tests/batching/test_credit.py", "tests/batching/test_filters.py"),
         {
-            "discount off by one turn": ("self.turn_discount**turns for", "self.turn_discount ** (turns + 1) for"),
+            "discount off by one turn": ("self.turn_discount**turns *", "self.turn_discount ** (turns + 1) *"),
             "the first child's branch": ("max(((latest[c][0]", "min(((latest[c][0]"),
             "returns without discount": ("self.turn_discount * sum(returns[c]", "sum(returns[c]"),
             "the scalar to the first call": ("policys[-1:]", "policys[:1]"),

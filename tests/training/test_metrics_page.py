@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from agentrl_core.api.compaction import COMPACTION
 from agentrl_core.batching.filters import ZeroVariance
 
 PAGE = Path(__file__).parents[2] / "cookbook/metrics.md"
@@ -29,6 +30,16 @@ OF_THE_LOOP = {
 """What the loop adds to the learner's metrics."""
 
 
+SHORTENED = {
+    "name": "window",
+    "number": 1,
+    "compactions": 1,
+    "messages": (4, 2),
+    "tokens": (90, 30),
+    "context_length": 99,
+}
+
+
 def described():
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([a-z_]+/[^`]+)`", row.split(" | ")[0])]
@@ -40,7 +51,7 @@ def covers(pattern, name):
 
 @pytest.fixture
 def reported(learner, sampler):
-    """Metrics of a step in which everything happens: dropped groups, records left out, stale tokens."""
+    """Metrics of a step in which everything happens: dropped groups, records left out, stale tokens, compactions."""
 
     class FirstThree:
         reason = "too_many"
@@ -59,7 +70,10 @@ def reported(learner, sampler):
     new = [
         attrs.evolve(
             episode,
-            interactions=tuple(attrs.evolve(i, versions=((2, len(i.output_ids)),)) for i in episode.interactions),
+            interactions=tuple(
+                attrs.evolve(i, versions=((2, len(i.output_ids)),), requested={COMPACTION: SHORTENED})
+                for i in episode.interactions
+            ),
         )
         for episode in fresh.episodes
     ]

@@ -77,7 +77,7 @@ def shared_key(path: Path) -> str:
     """
     if (found := read_key(path)) is not None:
         return found
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     key = make_key(draft)
     try:
         # A link appears with its whole content, and fails if another server was faster.
