@@ -23,12 +23,18 @@ def test_an_interpreter_without_verifiers_is_told():
         VerifiersTasks(env="adding", python=sys.executable)()
 
 
+@pytest.fixture(scope="module")
+def listings(tasks):
+    """Two listings of one environment: verifiers takes seconds to import."""
+    return tasks("adding"), tasks("adding", again=True)
+
+
 @pytest.mark.slow
 class TestConformance(DatasetSuite):
     @pytest.fixture
-    def dataset(self, tasks):
-        listings = itertools.cycle([tasks("adding"), tasks("adding", again=True)])
-        return lambda: next(listings)
+    def dataset(self, listings):
+        each = itertools.cycle(listings)
+        return lambda: next(each)
 
 
 @pytest.mark.slow
