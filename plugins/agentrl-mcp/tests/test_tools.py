@@ -342,9 +342,11 @@ def test_a_server_that_starts_late_is_waited_for(http_server):
         await asyncio.sleep(0)
         server.start()
         await starting
+        count = await called(await tools.open(episode(1)), "count")
         await tools.close()
+        return count
 
-    asyncio.run(scenario())
+    assert asyncio.run(scenario()) == "1"
 
 
 @pytest.mark.parametrize(

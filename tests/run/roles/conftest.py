@@ -1,11 +1,17 @@
 """Fixtures for runs whose parts are processes of their own."""
 
+import asyncio
 import json
 import re
 import signal
+import time
 from contextlib import ExitStack
 
 import pytest
+
+from agentrl_core.api.stores import IDENTITY, RunRow
+from agentrl_core.run.directory import RunDirectory
+from agentrl_core.stores.sqlite import SQLiteStore
 
 _TABLE_ROW = r"^\s+{step}\s+\d+\s"
 
@@ -64,3 +70,25 @@ def written(project, tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def stored(written, tmp_path, monkeypatch):
+    """`stored("running", trainer={…})` writes `config.yaml` and the run `r` of it; return path and open store."""
+    stores = []
+
+    def store(status, **sections):
+        path = written(**sections)
+        monkeypatch.chdir(tmp_path)
+        directory = RunDirectory(tmp_path / "runs" / "r")
+        directory.add_missing()
+        directory.write_snapshot(json.loads(path.read_text()), tmp_path)
+        stores.append(SQLiteStore(path=directory.database))
+        identity = {IDENTITY: directory.identity}
+        row = RunRow(id="r", created_at=time.time(), status=status, config={}, components=identity)
+        asyncio.run(stores[-1].create_run(row))
+        return path, stores[-1]
+
+    yield store
+    for opened in stores:
+        asyncio.run(opened.close())

@@ -1,39 +1,25 @@
 """The frame around servers and samplers: a member that was declared lost comes back by itself."""
 
 import asyncio
-import json
-import time
 
 import attrs
 import pytest
 
 from agentrl_core import config as configs
-from agentrl_core.api.stores import IDENTITY, RunRow
 from agentrl_core.errors import MemberError
 from agentrl_core.run.components import resolve
-from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.roles.frame import take_part
-from agentrl_core.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
-def store(written, tmp_path, monkeypatch):
+def store(stored):
     """The store of a run with a live trainer, whose config is `config.yaml`."""
-    path = written(rollout={"lease_s": 0.4})
-    monkeypatch.chdir(tmp_path)
-    directory = RunDirectory(tmp_path / "runs" / "r")
-    directory.add_missing()
-    directory.write_snapshot(json.loads(path.read_text()), tmp_path)
-    store = SQLiteStore(path=directory.database)
-    identity = {IDENTITY: directory.identity}
-    row = RunRow(id="r", created_at=time.time(), status="running", config={}, components=identity)
-    asyncio.run(store.create_run(row))
+    path, store = stored("running", rollout={"lease_s": 0.4})
     components = resolve(configs.load(path, name="r"), role="train")
     asyncio.run(store.join(attrs.evolve(new_member(components, "r", "train"), lease_s=1000.0)))
     components.close()
-    yield store
-    asyncio.run(store.close())
+    return store
 
 
 class Idle:

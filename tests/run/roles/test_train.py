@@ -1,30 +1,17 @@
 """`agentrl train` of a run that is finished."""
 
 import asyncio
-import json
-import time
 
 import pytest
 
-from agentrl_core.api.stores import IDENTITY, RunRow
 from agentrl_core.errors import RunError, UsageError
-from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.roles.train import train
-from agentrl_core.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
-def finished(written, tmp_path, monkeypatch):
+def finished(stored):
     """The config file of a finished run of 4 steps, which a target stopped before its last step; no checkpoint."""
-    path = written(trainer={"steps": 4})
-    monkeypatch.chdir(tmp_path)
-    directory = RunDirectory(tmp_path / "runs" / "r")
-    directory.add_missing()
-    directory.write_snapshot(json.loads(path.read_text()), tmp_path)
-    store = SQLiteStore(path=directory.database)
-    identity = {IDENTITY: directory.identity}
-    row = RunRow(id="r", created_at=time.time(), status="finished", config={}, components=identity)
-    asyncio.run(store.create_run(row))
+    path, store = stored("finished", trainer={"steps": 4})
     asyncio.run(store.close())
     return path
 
