@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from agentrl_core.api.weights import WeightSource
+    from agentrl_core.api.weights import Publication, WeightSource
     from agentrl_core.types import Chunk, GenerateRequest
 
 
@@ -64,10 +64,11 @@ class Engine(Protocol):
         """Continue after `pause`."""
         ...
 
-    async def load_weights(self, version: int, source: WeightSource) -> None:
+    async def load_weights(self, version: int, source: WeightSource) -> Publication | None:
         """Switch to new weights between two decode steps; running requests continue with them.
 
-        Prefix caches of the old weights are dropped. `version` must exceed the current one.
+        Prefix caches of the old weights are dropped. `version` must exceed the current one. Returns how the weights
+        arrived, for the run's metrics; None if the engine measures nothing.
         """
         ...
 

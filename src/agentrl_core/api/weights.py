@@ -26,3 +26,26 @@ class DirectoryWeights:
 
 
 WeightSource = ModuleWeights | DirectoryWeights
+
+
+@attrs.frozen(kw_only=True)
+class Publication:
+    """Delivery of one policy version to an engine: how it went, what it cost and what proves it.
+
+    An engine's `load_weights` returns it, and the run shows it as the metrics `weights/…`.
+    """
+
+    version: int
+    path: str
+    """Way of the weights: `copy` (within this process), `disk`, `delta`, `nccl` or `ipc`."""
+    bytes: int
+    """Bytes that were written or sent, once, however many servers read them."""
+    seconds: float
+    """Time from the beginning of the publication until sampling went on with the new weights."""
+    stall_s: float
+    """Part of `seconds` in which nothing was sampled."""
+    canary_gap: float | None = None
+    """Largest |engine - learner| difference of the canary's logprobs under the new weights; None if not measured."""
+    canary_change: float | None = None
+    """Largest difference of the canary's logprobs between the learner's new and its old weights; None if not
+    measured."""

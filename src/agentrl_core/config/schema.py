@@ -51,6 +51,9 @@ _public_url = Must(
     "http(s)://host[:port][/path], without user, password, query or /v1",
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*v1/?$)[^?#\s]*)?", value) is not None,
 )
+device_name = Must(
+    "auto, cpu, cuda or cuda:N", lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None
+)
 _limit = Must("a number above 0, or null for no limit", lambda value: value is None or value > 0)
 _proxy = Must(proxies.FORMS, proxies.is_option)
 _no_policy = Must("no model named default, which is the policy's name", lambda value: "default" not in value)
@@ -393,6 +396,8 @@ class TrainerConfig:
     routing_replay: bool = False
     """For mixture-of-experts models with several updates per step: every update routes each token to the experts that
     the weights before the step chose. The gate's weights are still computed and trained as usual."""
+    device: str = field(default="auto", validator=device_name)
+    """Device that the learner trains on: `cpu`, `cuda`, `cuda:N`; `auto` uses a GPU if there is one."""
     threads: int = field(default=1, validator=positive)
     """Number of the learner's torch threads, at most the cores of this machine; the engine's threads are subtracted if
     both are busy at once (max_head_offpolicyness above 0). On a machine that others use too, 1 is as fast."""
