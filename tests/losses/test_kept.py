@@ -122,6 +122,9 @@ def test_masks_that_cannot_be_right_are_refused(masks, message):
 def test_a_part_has_the_masks_of_its_tokens(masks, data):
     start = data.draw(st.integers(0, len(masks)))
     order = data.draw(st.lists(st.integers(0, len(masks) - 1), max_size=9)) if masks else []
-    for wanted, chosen in ((slice(start, None), masks[start:]), (torch.tensor(order).long(), [masks[i] for i in order])):
+    for wanted, chosen in (
+        (slice(start, None), masks[start:]),
+        (torch.tensor(order).long(), [masks[i] for i in order]),
+    ):
         part, expected = sets_of(masks).part(wanted), sets_of(chosen)
         assert (part.counts.tolist(), part.ids.tolist()) == (expected.counts.tolist(), expected.ids.tolist())

@@ -1,9 +1,9 @@
 """Log-probabilities renormalised over sampling masks: only the logits of the kept tokens are ever computed.
 
 With top-k or top-p a token was drawn from the temperature-scaled distribution over the tokens that these left, its
-sampling mask. The learner renormalises over the same tokens (DeepSeek-V3.2, arXiv 2512.02556, section 3.1: keep sampling
-mask), so the importance ratio is exact, and only kept tokens get a gradient. N tokens, E entries in their masks, H
-hidden width, V vocabulary rows of this process.
+sampling mask. The learner renormalises over the same tokens (keep sampling mask: DeepSeek-V3.2, arXiv 2512.02556,
+section 3.1), so the importance ratio is exact, and only kept tokens get a gradient. N tokens, E entries in their masks,
+H hidden width, V vocabulary rows of this process.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ def token_logprobs(
     hidden [N, H], weight [V, H], targets [N] long, temperature [N] or one for all -> log-probabilities [N], and
     entropies [N] or None. Results are in nats, in fp32 (fp64 for fp64 input), and differentiable; a detached entropy
     costs nothing in the backward pass. With a `shard`, `weight` has this process's rows of the head, and every process
-    of the group must call with the same tokens. `kept`: sampling masks, over which softmax and entropy go. `tile`: tokens and vocabulary rows whose logits are in memory at once;
-    None: a size for the device. Raises `IndexError` for targets outside the vocabulary or their masks.
+    of the group must call with the same tokens. `kept`: sampling masks, over which softmax and entropy go. `tile`:
+    tokens and vocabulary rows whose logits are in memory at once; None: a size for the device. Raises `IndexError` for
+    targets outside the vocabulary or their masks.
     """
     _check_targets(targets, len(weight) if shard is None else shard.vocabulary)
 
@@ -57,7 +58,9 @@ def token_logprobs(
         )
         return found
 
-    def of_kept(hidden: Tensor, targets: Tensor, divisor: Tensor | None, kept: KeptSets) -> tuple[Tensor, Tensor | None]:
+    def of_kept(
+        hidden: Tensor, targets: Tensor, divisor: Tensor | None, kept: KeptSets
+    ) -> tuple[Tensor, Tensor | None]:
         logprobs, entropies = kept_logprobs(hidden, weight, targets, kept, divisor=divisor, shard=shard)
         return logprobs, entropies if entropy else None
 
@@ -80,7 +83,9 @@ def logits_logprobs(
         chosen = distribution.gather(1, targets[:, None]).squeeze(1)
         return chosen, -(distribution.exp() * distribution).sum(-1) if entropy else None
 
-    def of_kept(logits: Tensor, targets: Tensor, divisor: Tensor | None, kept: KeptSets) -> tuple[Tensor, Tensor | None]:
+    def of_kept(
+        logits: Tensor, targets: Tensor, divisor: Tensor | None, kept: KeptSets
+    ) -> tuple[Tensor, Tensor | None]:
         logprobs, entropies = kept_logits_logprobs(logits, targets, kept, divisor=divisor)
         return logprobs, entropies if entropy else None
 

@@ -103,8 +103,9 @@ class Policy:
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of the loss tokens and the entropy of each one's distribution. [N] each, in nats.
 
-        Both are at the temperature that the token was sampled at, and renormalised over its sampling mask. Equal predictions of several loss tokens are computed
-        once and get the sum of their gradients. The entropy has a gradient only with `entropy_gradient`.
+        Both are at the temperature that the token was sampled at, and renormalised over its sampling mask. Equal
+        predictions of several loss tokens are computed once and get the sum of their gradients. The entropy has a
+        gradient only with `entropy_gradient`.
         """
         logprobs, entropy = self._attention.logprobs(self._network, batch)
         logprobs, entropy = logprobs[batch.prediction], entropy[batch.prediction]
