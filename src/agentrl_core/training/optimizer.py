@@ -181,8 +181,6 @@ class Updater:
             everyone = dict.fromkeys(_records(shares), "gradient norm of all together")
             raise NotFiniteError(everyone, names, alone=False)
         optimizer.step()
-        # Between two steps nobody reads the gradients, and an engine on the same device may need their memory.
-        self._masters.zero_grad()
         for share in shares:
             means.join(share.means)
         means.add("grad_norm", norm)
