@@ -95,8 +95,8 @@ class ModelConfig:
     options: Mapping[str, Any] = field(factory=dict, validator=_without("path", "use", "dtype"))
     """Options of the builder, written next to `use`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights. `bfloat16` has too few digits for the small steps of training, so it is allowed only with
-    `trainer.lr: 0`."""
+    """Type that learner and embedded engine compute in. With `bfloat16` the learner also keeps fp32 master weights,
+    which the optimizer changes and checkpoints restore; gradients and optimizer state are fp32 in both."""
 
 
 @attrs.frozen(kw_only=True)

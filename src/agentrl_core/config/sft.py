@@ -20,6 +20,7 @@ from agentrl_core.config.schema import (
     PluginsConfig,
     RunConfig,
     TrainerConfig,
+    device_name,
     filled,
     not_negative,
     positive,
@@ -85,6 +86,8 @@ class SftTrainerConfig:
     """Time in minutes after which the next step writes a checkpoint in any case."""
     keep_last: int = field(default=3, validator=positive)
     """Number of checkpoints to keep; older ones are deleted."""
+    device: str = field(default="auto", validator=device_name)
+    """Device to train on: `cpu`, `cuda`, `cuda:N`; `auto` uses a GPU if there is one."""
     threads: int = field(default=1, validator=positive)
     """Number of torch threads."""
 
