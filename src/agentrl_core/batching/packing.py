@@ -18,6 +18,7 @@ from agentrl_core.api.losses import LossBatch
 from agentrl_core.batching.trie import Overlap, TokenTrie
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators
 from agentrl_core.losses.kept import KeptSets
+from agentrl_core.models.placement import moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -309,19 +310,19 @@ def _micro_batch(
     counts = [len(sample.positions) for sample in samples]
 
     def longs(values: Iterable[int]) -> Tensor:
-        return torch.from_numpy(np.fromiter(values, dtype=np.int64)).to(device)
+        return moved(torch.from_numpy(np.fromiter(values, dtype=np.int64)), device)
 
     def floats(values: Iterable[Sequence[float]]) -> Tensor:
-        return torch.from_numpy(np.fromiter(chain.from_iterable(values), dtype=np.float32)).to(device)
+        return moved(torch.from_numpy(np.fromiter(chain.from_iterable(values), dtype=np.float32)), device)
 
     def spread(values: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts)).to(device)
+        return moved(torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts)), device)
 
     predictions, prediction = _predictions(samples, trie, device)
     return MicroBatch(
         trie=trie,
-        ids=torch.from_numpy(np.array(trie.ids, dtype=np.int64)).to(device),
-        positions=torch.from_numpy(np.array(trie.positions, dtype=np.int64)).to(device),
+        ids=longs(trie.ids),
+        positions=longs(trie.positions),
         call_tokens=sum(sample.call_tokens for sample in samples),
         predictions=predictions,
         prediction=prediction,
@@ -361,7 +362,7 @@ def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tup
 
     def tensor(values: NDArray[np.generic]) -> Tensor:
         # A field of a structured array is not contiguous, so it is copied.
-        return torch.from_numpy(values.copy()).to(device)
+        return moved(torch.from_numpy(values.copy()), device)
 
     return (
         Predictions(
@@ -379,4 +380,4 @@ def _kept_sets(masks: Sequence[bytes], chosen: NDArray[np.int64], device: str) -
     """Return the sampling masks of predictions, from all different masks and the number of each prediction's."""
     ids = np.frombuffer(b"".join(masks[number] for number in chosen.tolist()), dtype="<i4").astype(np.int64)
     counts = np.array([len(mask) // ID_BYTES for mask in masks], dtype=np.int64)[chosen]
-    return KeptSets(counts=torch.from_numpy(counts).to(device), ids=torch.from_numpy(ids).to(device))
+    return KeptSets(counts=moved(torch.from_numpy(counts), device), ids=moved(torch.from_numpy(ids), device))

@@ -82,6 +82,10 @@ class VLLM:
         is_raw = abs(scaled - distance) <= abs(scaled - distance / 2)
         return attrs.evolve(served, has_raw_logprobs=is_raw, returns_kept=returns_kept)
 
+    async def workers(self, calls: ServerCalls) -> Sequence[str] | None:  # noqa: ARG002 (the protocol's)
+        """Return None: routers of vLLM do not list the servers behind them."""
+        return None
+
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:
         """Refuse sampling for which `--logprobs-mode` gives other logprobs."""
         sampling = request.sampling
