@@ -305,7 +305,7 @@ def forked(group, sampler):
     for number, episode in enumerate(group.episodes):
         trunk, first = episode.interactions
         prompt = (number, 5)
-        output, logprobs = sampler._sample(random.Random(number), [*episode.full_ids(trunk), *prompt], 3)
+        output, logprobs, _ = sampler._sample(random.Random(number), [*episode.full_ids(trunk), *prompt], 3)
         changes = {"id": f"{first.id}b", "seq": 2, "prompt_ids": prompt, "output_ids": tuple(output)}
         second = attrs.evolve(first, logprobs=tuple(logprobs), versions=((0, 3),), **changes)
         episodes.append(attrs.evolve(episode, interactions=(trunk, first, second)))
