@@ -19,6 +19,7 @@ from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.pool import ServerPool
+from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.server import RemoteServer
 from agentrl_core.engines.remote.state import EngineState
 from agentrl_core.engines.stopping import Decode, load_decode
@@ -30,6 +31,7 @@ from agentrl_core.weights.folder import WeightsFolder
 if TYPE_CHECKING:
     from agentrl_core.api.remote import ServerProtocol
     from agentrl_core.api.weights import WeightSource
+    from agentrl_core.weights.proof import Canary
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ class RemoteEngine:
     `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
     while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers, which
     must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
-    temporary folder.
+    temporary folder. `max_canary_gap`: largest distance between the logprobs of server and learner for the canary, the
+    prompt by which each publication is proven, as a root mean square in nats; None: 0.5.
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until a
@@ -78,11 +81,16 @@ class RemoteEngine:
         patience_s: float = 600.0,
         proxy: str | None = None,
         weights_dir: Path | None = None,
+        max_canary_gap: float | None = None,
         model_dir: Path | None = None,
         seed: int = 0,
     ) -> None:
+        if max_canary_gap is not None and not max_canary_gap > 0:
+            raise ValueError(f"'max_canary_gap': expected a number above 0, found {max_canary_gap}")
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
+        self.proof: Proof | None = None
+        """Proof that the last weights arrived; None if they came without a canary."""
         urls = (url,) if isinstance(url, str) else tuple(url)
         if not urls or len(set(urls)) < len(urls):
             raise ValueError(f"'url' names no server, or one twice: {urls}")
@@ -91,6 +99,7 @@ class RemoteEngine:
         self._api_key_env = api_key_env
         self._context_length = context_length
         self._folder = WeightsFolder(weights_dir)
+        self._proof = WeightProof(max_gap=max_canary_gap)
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
@@ -150,6 +159,7 @@ class RemoteEngine:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Sample a request; see `Engine.generate`."""
         self._state.check_alive()
+        self._proof.note_use(self.version)
         limit = check_request(request, context_length=self.context_length, vocab_size=_MOST_TOKEN_ID)
         if wrong := self._pool.unservable(request):
             raise UnservableError(f"request {request.request_id}: {wrong}")
@@ -222,14 +232,36 @@ class RemoteEngine:
         if not self._pool.takes_weights:
             raise EngineError(self.notice or f"{self.protocol.name} takes no weights")
         directory = await self._folder.directory(version, source)
+        canary = await self._proof.canary(version, source)
         if not was_paused:
             await self.pause()
         try:
             await self._pool.load_weights(directory, version)
+            # A paused server answers nothing. The engine's own requests are held until the servers are proven.
+            await self._pool.resume()
+            await self._prove(canary)
+            if was_paused:
+                await self._pool.pause()
             self._state.name_current(version)
         finally:
             if not was_paused:
                 await self.resume()
+
+    async def prove(self, source: WeightSource) -> None:
+        """Prove that the servers have these weights already, as those of the current version; raises `EngineError`.
+
+        For the start of a run: it finds a server that serves another model, and learns how much its rounding differs.
+        """
+        if self._pool.takes_weights:
+            await self._prove(await self._proof.canary(self.version, source))
+
+    async def _prove(self, canary: Canary | None) -> None:
+        try:
+            self.proof = await self._proof.prove(self._pool.servers, canary)
+        except EngineError as error:
+            # What the servers sample from now on is of no version that anybody knows.
+            self._state.ended = str(error)
+            raise
 
     def close(self) -> None:
         """Fail running requests and close the connections; idempotent."""
@@ -270,6 +302,8 @@ class RemoteEngine:
     async def _try(self, call: RemoteCall, version: int) -> LostReplyError | None:
         """Call the server once; return the failure if the call may be repeated."""
         try:
+            if not math.isinf(call.server.absence.since):
+                await self._proof.check_returned(call.server)
             await call.server.sample(call, version)
         except LostReplyError as failure:
             call.end_where_due()  # perhaps only the finish reason after the last token was lost

@@ -38,6 +38,11 @@ class ServerPool:
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
 
+    @property
+    def servers(self) -> Sequence[RemoteServer]:
+        """All servers, also those that are away."""
+        return self._servers
+
     async def start(self, model: str | None, model_dir: Path | None, state: EngineState) -> None:
         """Ask each server what it serves; have it load the policy's weights if it has others."""
         for server in self._servers:
