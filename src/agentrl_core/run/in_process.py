@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.engines import Provable
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
 from agentrl_core.concurrency.processes import close_workers

@@ -207,6 +207,7 @@ def _fault(server: RemoteServer, canary: Canary, finding: Finding, judge: Judge)
     else:
         said = f"serves neither the weights of version {canary.version} nor those before: a part of them arrived"
     return (
-        f"{server.url}: {said} (the canary's logprobs are {distances}). If a router stands in front of several servers, "
-        "name each server's own address in engine.url; if the server rounds so much, raise engine.max_canary_gap"
+        f"{server.url}: {said} (the canary's logprobs are {distances}). If a router stands in front of several "
+        "servers, name each server's own address in engine.url; if this server rounds so much, raise "
+        "engine.max_canary_gap"
     )
