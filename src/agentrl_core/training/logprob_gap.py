@@ -152,8 +152,8 @@ class LogprobGap:
                 "the logprobs of engine and learner with the same weights are further apart than bfloat16 rounds: "
                 f"{' and '.join(over)}, over {self._seen} tokens with the median {median:.3g} and the maximum "
                 f"{self._worst[0]:.3g}. The worst: {self._worst[1]}. Engine and learner differ in weights, "
-                "temperature, token ids or model code; if this model rounds so much, trainer.max_logprob_gap: NUMBER limits "
-                "the maximum instead"
+                "temperature, token ids or model code; if this model rounds so much, trainer.max_logprob_gap: NUMBER "
+                "limits the maximum instead"
             )
 
 
