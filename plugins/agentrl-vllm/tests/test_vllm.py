@@ -80,7 +80,7 @@ def test_a_server_without_control_routes_samples_and_says_that_it_takes_no_weigh
 
 
 def test_a_server_without_the_route_is_told_how_to_start(server, start):
-    server.faults = [JSONResponse({"detail": "Not Found"}, 404)]
+    server.probe_faults = [JSONResponse({"detail": "Not Found"}, 404)]
     with pytest.raises(
         EngineError, match=r"^http://127.0.0.1:\d+: vLLM has no route /inference/v1/generate; start vLLM 0\.32"
     ):

@@ -188,13 +188,13 @@ class Judge:
             return Verdict.WRONG if far else Verdict.STALE
         return Verdict.WRONG if strays else Verdict.PROVEN
 
-    def strays(self, token: int, logprob: float, new: Canary) -> float | None:
+    def strays(self, token: int, logprob: float, new: Canary, *, old: Canary | None = None) -> float | None:
         """Return how far a sampled token's logprob is from the new weights', if rounding does not explain it.
 
         `token` was sampled greedily after the canary prompt. Keys and values of older weights in a prefix cache show
         here, and nowhere else: logprobs of a prompt are computed without the cache. None if all is well, or unknown.
         """
-        expected, old = new.following.get(token), self.proven
+        expected, old = new.following.get(token), old or self.proven
         if expected is None:
             return math.inf if math.isfinite(logprob) and logprob > min(new.following.values()) + self.max_gap else None
         gap = abs(logprob - expected)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import enum
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.http.server_client import ExchangeError, server_sent_events
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.api.remote import ReplyPart, Served, ServerProtocol, ServerRequest
@@ -30,8 +33,22 @@ _MOST_EMPTY_ABORTS = 3
 """Consecutive aborts without a token after which a call fails."""
 
 
+UNKNOWN = -1
+"""Version of a server whose weights are not known to be the policy's."""
+
+
+class Condition(enum.Enum):
+    """Whether a server gets calls."""
+
+    READY = "ready"
+    UPDATING = "loading weights"
+    """It loads the version that is being published; its calls wait for it."""
+    OUT = "out of service"
+    """It has just joined, was restarted, cannot be reached or is slow: its calls go to others."""
+
+
 class RemoteServer:
-    """Makes the calls to one server. `absence` and `num_running` tell the pool about its condition."""
+    """Makes the calls to one server. What the pool and the fleet note about it is guarded by the engine's lock."""
 
     def __init__(
         self,
@@ -43,12 +60,22 @@ class RemoteServer:
         patience_s: float,
         api_key_env: str | None,
     ) -> None:
-        self.control = ServerControl(client, protocol, load_timeout_s=load_timeout_s, patience_s=patience_s)
+        self.control = ServerControl(client, protocol, load_timeout_s=load_timeout_s)
         self.absence = Absence(client.url, patience_s=patience_s)
         self.served: Served | None = None
-        """Set when the engine starts."""
-        self.num_running = 0
-        """Calls that are with this server; guarded by the engine's lock."""
+        """Set before the server gets calls."""
+        self.condition = Condition.OUT
+        self.version = UNKNOWN
+        """Policy version of its weights."""
+        self.label: str | None = None
+        """Its name for these weights; None if it has no names."""
+        self.num_placed = 0
+        """Calls that run here, or wait for this server."""
+        self.num_kept = 0
+        """Groups and sessions that have their calls here."""
+        self.running: set[RemoteCall] = set()
+        """Calls that the server may be sampling for."""
+        self._quiet: list[concurrent.futures.Future[None]] = []
         self._protocol, self._client, self._state = protocol, client, state
         self._api_key_env = api_key_env
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -62,6 +89,22 @@ class RemoteServer:
     def close(self) -> None:
         """End all connections."""
         self._client.close()
+
+    def await_quiet(self, lock: threading.Lock) -> concurrent.futures.Future[None]:
+        """Return a future that is completed as soon as no call is with the server."""
+        quiet: concurrent.futures.Future[None] = concurrent.futures.Future()
+        with lock:
+            self._quiet.append(quiet)
+            self.note_quiet()
+        return quiet
+
+    def note_quiet(self) -> None:
+        """Complete waiting futures if no call is with the server; call it while holding the lock."""
+        if not self.running:
+            waiting, self._quiet = self._quiet, []
+            for quiet in waiting:
+                if quiet.set_running_or_notify_cancel():
+                    quiet.set_result(None)
 
     async def sample(self, call: RemoteCall, version: int) -> None:
         """Make one call for the rest of an output; `version` is that of tokens whose weights the server does not name.
@@ -92,11 +135,11 @@ class RemoteServer:
             said = f"{self._where(request)}: the reply has ended without a finish reason"
             raise LostReplyError(said) if request.stream else UnavailableError(said, status=502)
         if call.reason is not None and call.whole:
-            await self._score(call, request)
+            await self._score(call, request, version)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
             # During a pause the server aborts every call.
-            if call.empty_aborts >= _MOST_EMPTY_ABORTS and not self._state.paused:
+            if call.empty_aborts >= _MOST_EMPTY_ABORTS and self._is_sampling:
                 times = f"{_MOST_EMPTY_ABORTS} times in a row"
                 raise UnavailableError(f"{self._where(request)}: the server aborted it {times}")
 
@@ -142,12 +185,12 @@ class RemoteServer:
         if versions and min(versions) < version:
             raise LostReplyError(
                 f"{self._where(request)}: sampled from weights of version {min(versions)}, after version {version} was "
-                "loaded; was the server restarted? It gets no calls until it loads the next version",
+                "loaded; was the server restarted? It gets no calls until it has loaded that version again",
                 outdated=True,
             )
         return versions
 
-    async def _score(self, call: RemoteCall, request: ServerRequest) -> None:
+    async def _score(self, call: RemoteCall, request: ServerRequest, version: int) -> None:
         """Replace the logprobs by those of the unconstrained distribution, with a second call.
 
         Servers exclude tokens (by a grammar, or before `min_tokens`) before they compute logprobs.
@@ -156,7 +199,7 @@ class RemoteServer:
         scores = await self.score(request, call.ids)
         # After a pause the scores may come from the new weights, for tokens that the old weights sampled. Without a
         # reason set, the output is sampled again.
-        if self._state.paused:
+        if not self._is_sampling or self.version != version:
             return
         call.logprobs = list(scores)
         call.reason = reason
@@ -203,6 +246,10 @@ class RemoteServer:
         task = asyncio.get_running_loop().create_task(abort())
         self._leftovers.add(task)
         task.add_done_callback(self._leftovers.discard)
+
+    @property
+    def _is_sampling(self) -> bool:
+        return self.condition is not Condition.UPDATING and not self._state.paused
 
     # Errors and their context.
 
