@@ -301,7 +301,8 @@ class ModelServer:
             del self._running[run.rid]
 
     def _scored(self, ids):
-        return [None, *reference_logprobs(self.salt, ids[:1], ids[1:], 1.0)]
+        told = [log_softmax(self.logits(self.salt, ids[:index])) for index in range(1, len(ids))]
+        return [None, *(float(values[token]) for values, token in zip(told, ids[1:], strict=True))]
 
     def _reply(self, body):
         return JSONResponse(self.spoil(body) if self.spoil else body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from agentrl_core.api.weights import Publication, WeightSource
@@ -74,4 +74,16 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Abort running requests and free threads and memory; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Provable(Protocol):
+    """Optional part of an engine that other processes sample for: a proof that they have the policy's weights."""
+
+    async def prove(self, source: WeightSource) -> None:
+        """Prove that the engine has these weights already, as those of its current version; called at the start.
+
+        Raises `EngineError` if it has others. Later publications are proven by `load_weights` itself.
+        """
         ...

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_core.api.engines import Provable
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
@@ -95,6 +96,8 @@ class InProcessSampling(SamplingSide):
             # An engine that loads its model has version 0; a resumed run goes on with a later version.
             if start.version:
                 self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
+            if isinstance(self.engine, Provable):
+                self._agents.run(self.engine.prove(start.learner.weights()))
             self._admin_key_file = admin_key_file
             self.gateway = _gateway(components, start, self.engine, run_id, admin_key_file)
             undo.callback(self.gateway.close)

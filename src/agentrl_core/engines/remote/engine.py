@@ -20,6 +20,7 @@ from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.fleet import Fleet
 from agentrl_core.engines.remote.pool import ServerPool
+from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.server import Condition, RemoteServer
 from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, load_decode
@@ -53,7 +54,8 @@ class RemoteEngine:
     `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
     while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers, which
     must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
-    temporary folder.
+    temporary folder. `max_canary_gap`: largest distance between the logprobs of server and learner for the canary, the
+    prompt by which each publication is proven, as a root mean square in nats; None: 0.5.
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until a
@@ -83,15 +85,21 @@ class RemoteEngine:
         straggler_s: float = 30.0,
         proxy: str | None = None,
         weights_dir: Path | None = None,
+        max_canary_gap: float | None = None,
         model_dir: Path | None = None,
         seed: int = 0,
     ) -> None:
+        if max_canary_gap is not None and not max_canary_gap > 0:
+            raise ValueError(f"'max_canary_gap': expected a number above 0, found {max_canary_gap}")
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
+        self.proof: Proof | None = None
+        """Proof that the last weights arrived; None if they came without a canary."""
         self._model = model
         self._api_key_env = api_key_env
         self._context_length = context_length
         self._folder = WeightsFolder(weights_dir)
+        self._proof = WeightProof(max_gap=max_canary_gap)
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
@@ -125,6 +133,7 @@ class RemoteEngine:
             connect,
             straggler_s=straggler_s,
             on_change=self._wake_waiting,
+            prove=self._proof.prove,
         )
         # The state's lock also guards this dictionary, which several event loops change.
         self._calls: dict[str, RemoteCall] = {}
@@ -157,6 +166,7 @@ class RemoteEngine:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Sample a request; see `Engine.generate`."""
         self._state.check_alive()
+        self._proof.note_use(self.version)
         limit = check_request(request, context_length=self.context_length, vocab_size=_MOST_TOKEN_ID)
         if wrong := self._pool.unservable(request):
             raise UnservableError(f"request {request.request_id}: {wrong}")
@@ -220,7 +230,19 @@ class RemoteEngine:
         if not self._pool.takes_weights:
             raise EngineError(self.notice or f"{self.protocol.name} takes no weights")
         directory = await self._folder.directory(version, source)
+        await self._proof.expect(version, source)
         await self._fleet.publish(version, lambda server: server.control.load(directory, label_of(version)))
+        self.proof = self._proof.result()
+
+    async def prove(self, source: WeightSource) -> None:
+        """Prove that the servers have these weights already, as those of the current version; raises `EngineError`.
+
+        For the start of a run: it finds a server that serves another model, and learns how much its rounding differs.
+        """
+        if self._pool.takes_weights:
+            await self._proof.expect(self.version, source)
+            await self._fleet.prove()
+            self.proof = self._proof.result()
 
     def close(self) -> None:
         """Fail running requests and close the connections; idempotent."""

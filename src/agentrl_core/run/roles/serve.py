@@ -8,6 +8,7 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.api.engines import Provable
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import WeightsError
@@ -73,6 +74,8 @@ class Server:
                 # An engine that loads its model has version 0.
                 if version:
                     self._loop.run(self._engine.load_weights(version, DirectoryWeights(folder)))
+                elif isinstance(self._engine, Provable):
+                    self._loop.run(self._engine.prove(DirectoryWeights(folder)))
                 self._gateway = Gateway(
                     engine=self._engine,
                     chat=policy_chat(joining.components, folder),
