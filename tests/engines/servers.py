@@ -111,6 +111,11 @@ class ModelServer:
         """Commands of `pause` and `continue` that fail."""
         self.broken = False
         """Whether it fails to load weights."""
+        self.loads = threading.Event()
+        """Weights are loaded only while this is set."""
+        self.loads.set()
+        self.workers, self.worker_type = None, "regular"
+        """Addresses of the servers behind it, if it is a router."""
         self.faults = []
         """Replies to give in place of a generation, first in first out."""
         self.probe_faults = []
@@ -146,6 +151,7 @@ class ModelServer:
             "/inference/v1/generate": self._vllm,
             "/v1/models": self._models,
             "/model_info": self._info,
+            "/workers": self._workers,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/abort_request": self._abort,
@@ -184,6 +190,16 @@ class ModelServer:
     async def _models(self, _request, _body):
         card = {"id": "policy", "max_model_len": self.context_length, "root": self.model_path}
         return JSONResponse({"object": "list", "data": [card] if self.cards is None else self.cards})
+
+    async def _workers(self, _request, _body):
+        """As sglang-router 0.3.2 replies; a server has no such route."""
+        if self.workers is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        workers = [
+            {"id": str(index), "url": url, "model_id": "policy", "worker_type": self.worker_type, "is_healthy": False}
+            for index, url in enumerate(self.workers)
+        ]
+        return JSONResponse({"workers": workers, "total": len(workers), "stats": {"regular_count": len(workers)}})
 
     async def _info(self, _request, _body):
         return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})
@@ -225,6 +241,7 @@ class ModelServer:
     async def _load(self, _request, body):
         self.controls.append(("load", body))
         assert not self._running
+        await self._until_loading()
         if self.broken:
             return JSONResponse({"success": False, "message": "cannot load"}, 400)
         try:
@@ -238,6 +255,7 @@ class ModelServer:
         self.controls.append(("load", body))
         assert not self._running
         assert not self._go.is_set()
+        await self._until_loading()
         if body["method"] != "reload_weights" or self.broken:
             return JSONResponse({"error": {"message": "cannot load", "code": 500}}, 500)
         try:
@@ -245,6 +263,10 @@ class ModelServer:
         except OSError as error:
             return JSONResponse({"error": {"message": f"Failed to load: {error}", "code": 500}}, 500)
         return JSONResponse({"results": [None]})
+
+    async def _until_loading(self):
+        while not self.loads.is_set():
+            await asyncio.sleep(TOKEN_S)
 
     async def _reset_prefix_cache(self, _request, _body):
         """Until then, what is cached of the old weights would be used."""

@@ -63,12 +63,7 @@ class ServerControl:
                 raise TypeError(f"found the model {card['id']!r:.60} with max_model_len {length!r:.60}")
             served = Served(model=card["id"], context_length=length, model_path=str(card.get("root") or ""))
         with self._expected():
-            try:
-                return await self._protocol.describe(self, served)
-            except EngineError as error:
-                if self._client.url in str(error):
-                    raise
-                raise EngineError(f"{self._client.url}: {error}") from error
+            return await self._protocol.describe(self, served)
 
     async def workers(self) -> Sequence[str] | None:
         """Return the addresses of the servers behind a router; None if this is a server itself."""
@@ -101,9 +96,13 @@ class ServerControl:
 
     @contextlib.contextmanager
     def _expected(self, path: str = "") -> Iterator[None]:
-        """Convert errors of reading a server's self-description into an `EngineError`."""
+        """Convert errors of reading a self-description into an `EngineError`, and add the address to others."""
         try:
             yield
+        except EngineError as error:
+            if self._client.url in str(error):
+                raise
+            raise EngineError(f"{self._client.url}: {error}") from error
         except SHAPE_ERRORS as error:
             raise EngineError(f"{self._client.url}{path}: {misread(self._protocol.name, error)}") from error
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrl_core.engines.jobs import Mailbox, check_request
-from agentrl_core.engines.remote.addresses import AddressFile, UrlList
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.fleet import Fleet
 from agentrl_core.engines.remote.pool import ServerPool
 from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.server import Condition, RemoteServer
+from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
@@ -32,13 +31,8 @@ from agentrl_core.weights.folder import WeightsFolder
 if TYPE_CHECKING:
     from agentrl_core.api.remote import ServerProtocol
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.engines.remote.addresses import Addresses
 
 log = logging.getLogger(__name__)
-
-_MOST_TOKEN_ID = 2**31
-"""Upper bound of token ids, in place of the vocabulary's size: only the server knows that, and it refuses larger
-ids."""
 
 
 class RemoteEngine:
@@ -129,7 +123,7 @@ class RemoteEngine:
         self._fleet = Fleet(
             self._pool,
             self._state,
-            _addresses(url, servers_file, connect),
+            addresses_of(url, servers_file, connect),
             connect,
             straggler_s=straggler_s,
             on_change=self._wake_waiting,
@@ -150,9 +144,16 @@ class RemoteEngine:
             raise EngineError("the engine has not been started")
         return self._context_length
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """One line about each server: address, kind, model, version, context, and whether it is in service."""
+        return tuple(server.description for server in self._pool.servers)
+
     def start(self) -> None:
         """Ask the servers what they serve; have those load the policy's weights that have others. Blocks."""
-        self._headers = _authorization(self._api_key_env)
+        self._headers = authorization(self._api_key_env)
+        if self._model_dir is not None:
+            self._state.vocab_size = vocab_size_of(self._model_dir)
         self._fleet.start(self._model, self._model_dir)
         self._context_length = self._context_length or self._pool.context_length
         if self._context_length is None:
@@ -167,7 +168,7 @@ class RemoteEngine:
         """Sample a request; see `Engine.generate`."""
         self._state.check_alive()
         self._proof.note_use(self.version)
-        limit = check_request(request, context_length=self.context_length, vocab_size=_MOST_TOKEN_ID)
+        limit = check_request(request, context_length=self.context_length, vocab_size=self._state.vocab_size)
         if wrong := self._pool.unservable(request):
             raise UnservableError(f"request {request.request_id}: {wrong}")
         call = RemoteCall(
@@ -367,39 +368,3 @@ class RemoteEngine:
             assert self._model_dir is not None  # noqa: S101 (the caller's condition)
             self._decode = load_decode(self._model_dir)
         return self._decode
-
-
-def _addresses(
-    url: str | tuple[str, ...] | None, servers_file: Path | None, connect: Callable[[str], RemoteServer]
-) -> Addresses:
-    """Return the list of servers that the options name; raises ValueError unless exactly one of them does."""
-    urls = (url,) if isinstance(url, str) else tuple(url or ())
-    if (servers_file is None) == (not urls):
-        raise ValueError("expected one of the options 'url' and 'servers_file', which name the servers")
-    if len(set(urls)) < len(urls):
-        raise ValueError(f"'url' names a server twice: {', '.join(urls)}")
-    if servers_file is not None:
-        return AddressFile(servers_file)
-    for address in urls:
-        connect(address).close()  # a wrong address is told before anything starts
-
-    async def workers(address: str) -> Sequence[str] | None:
-        server = connect(address)
-        try:
-            return await server.control.workers()
-        finally:
-            server.close()
-
-    return UrlList(urls, workers)
-
-
-def _authorization(variable: str | None) -> dict[str, str]:
-    """Return the header with the server's key; the key never appears in messages."""
-    if variable is None:
-        return {}
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise EngineError(f"engine.api_key_env: the environment variable {variable} is empty or not set")
-    if not key.isascii() or not key.isprintable():
-        raise EngineError(f"engine.api_key_env: the value of {variable} has characters that an HTTP header cannot hold")
-    return {"authorization": f"Bearer {key}"}

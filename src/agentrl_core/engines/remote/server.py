@@ -86,6 +86,16 @@ class RemoteServer:
         """The server's address."""
         return self._client.url
 
+    @property
+    def description(self) -> str:
+        """What the server serves, for people."""
+        if self.served is None:
+            return f"{self.url}: {self.condition.value}"
+        length = self.served.context_length
+        context = "" if length is None else f", {length:,} tokens of context"
+        version = "other weights" if self.version == UNKNOWN else f"version {self.version}"
+        return f"{self.url}: {self._protocol.name} {self.served.model!r}, {version}{context}, {self.condition.value}"
+
     def close(self) -> None:
         """End all connections."""
         self._client.close()
@@ -165,7 +175,8 @@ class RemoteServer:
     def _take(self, call: RemoteCall, request: ServerRequest, version: int, reply: Any, num_seen: int) -> bool:
         """Read a reply or an event; return whether it has the finish reason."""
         try:
-            part = checked(request, self._protocol.part(request, reply, num_seen if request.stream else 0))
+            part = self._protocol.part(request, reply, num_seen if request.stream else 0)
+            part = checked(request, part, self._state.vocab_size)
         except SHAPE_ERRORS as error:
             told = f"{self._where(request)}: {misread(self._protocol.name, error)}"
             raise UnavailableError(told, status=502) from error
