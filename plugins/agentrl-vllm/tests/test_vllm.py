@@ -34,9 +34,9 @@ class TestVLLM(OnVLLM):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spans", ["all", None])
+@pytest.mark.parametrize("spans", ["new", None])
 class TestOtherVersions(OnVLLM):
-    """Weight versions about all tokens of a stream, and none."""
+    """Weight versions in each event of a stream, and none."""
 
     @pytest.fixture
     def server(self, server, spans):

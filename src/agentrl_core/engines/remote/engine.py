@@ -13,11 +13,12 @@ import math
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
+from agentrl_core.engines.remote.launching import Launch, LaunchedServers
 from agentrl_core.engines.remote.pool import ServerPool
 from agentrl_core.engines.remote.server import RemoteServer
 from agentrl_core.engines.remote.state import EngineState
@@ -28,7 +29,7 @@ from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 from agentrl_core.weights.folder import WeightsFolder
 
 if TYPE_CHECKING:
-    from agentrl_core.api.remote import ServerProtocol
+    from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
 
 log = logging.getLogger(__name__)
@@ -41,16 +42,17 @@ _LAST_PARTS_S = 1.0
 
 
 class RemoteEngine:
-    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol`, and nothing else.
+    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol` and `program`.
 
     `url`: the server's address, without `/v1`; several addresses of servers with the same model make a pool, in which
-    each group of sessions keeps its server. `model`: the served name; None takes the first that the server lists.
-    `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an upstream.
-    `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and server.
-    `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
-    while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers, which
-    must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
-    temporary folder.
+    each group of sessions keeps its server. `launch`: servers that the engine starts on this machine instead (see
+    `Launch`), with logs in `log_dir` and computing in `dtype`. `model`: the served name; None takes the first that the
+    server lists. `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an
+    upstream. `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and
+    server. `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the
+    same while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers,
+    which must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None
+    uses a temporary folder.
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until a
@@ -62,12 +64,15 @@ class RemoteEngine:
     """
 
     protocol: ClassVar[ServerProtocol]
+    program: ClassVar[ServerProgram | None] = None
+    """How to start such a server; None if `launch` is not offered."""
     cpu_seconds = 0.0
 
     def __init__(
         self,
         *,
-        url: str | tuple[str, ...],
+        url: str | tuple[str, ...] = (),
+        launch: Launch | None = None,
         model: str | None = None,
         api_key_env: str | None = None,
         context_length: int | None = None,
@@ -79,13 +84,33 @@ class RemoteEngine:
         proxy: str | None = None,
         weights_dir: Path | None = None,
         model_dir: Path | None = None,
+        log_dir: Path | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
         seed: int = 0,
     ) -> None:
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
         urls = (url,) if isinstance(url, str) else tuple(url)
-        if not urls or len(set(urls)) < len(urls):
-            raise ValueError(f"'url' names no server, or one twice: {urls}")
+        self._launched: LaunchedServers | None = None
+        self._server_loss: str | None = None
+        """Set once a launched server is gone for good."""
+        if launch is not None:
+            if urls:
+                raise ValueError("'url' is the address of running servers, 'launch' starts new ones: leave one out")
+            self._launched = LaunchedServers(
+                self.program,
+                launch,
+                name=self.protocol.name,
+                model_dir=model_dir,
+                dtype=dtype,
+                log_dir=log_dir,
+                on_end=self._lose_server,
+            )
+            urls = self._launched.urls
+        if not urls:
+            raise ValueError("needs the option 'url', the address of a server, or 'launch', to start one")
+        if len(set(urls)) < len(urls):
+            raise ValueError(f"'url' names a server twice: {', '.join(urls)}")
         self._urls = urls
         self._model = model
         self._api_key_env = api_key_env
@@ -135,8 +160,15 @@ class RemoteEngine:
             raise EngineError("the engine has not been started")
         return self._context_length
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether all servers can load new weights; known once the engine has started."""
+        return self._pool.takes_weights
+
     def start(self) -> None:
         """Ask the servers what they serve; have those load the policy's weights that have others. Blocks."""
+        if self._launched is not None:
+            self._launched.start()
         self._headers = _authorization(self._api_key_env)
         asyncio.run(self._pool.start(self._model, self._model_dir, self._state))
         self._context_length = self._context_length or self._pool.context_length
@@ -145,7 +177,8 @@ class RemoteEngine:
         self.notice = self._pool.notice
         if self.notice:
             log.warning("%s", self.notice)
-        self._state.ended = None
+        with self._state.lock:
+            self._state.ended = self._server_loss
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Sample a request; see `Engine.generate`."""
@@ -239,7 +272,19 @@ class RemoteEngine:
         for call in calls:
             call.wake()
         self._pool.close()
+        if self._launched is not None:
+            self._launched.close()
         self._folder.close()
+
+    def _lose_server(self, message: str) -> None:
+        """End the engine, because a launched server is gone for good; called from another thread."""
+        with self._state.lock:
+            self._server_loss = message
+            # One that has not started, or was closed, keeps its own reason.
+            self._state.ended = self._state.ended or message
+            calls = list(self._calls.values())
+        for call in calls:
+            call.wake()
 
     # The life of one request, in its consumer's event loop.
 
