@@ -24,9 +24,10 @@ class VLLMProgram:
             "--enable-scale-out",  # the route from token ids to token ids
             *("--logprobs-mode", "processed_logprobs"),  # logprobs after the temperature
             "--enable-prompt-tokens-details",  # the count of cached tokens
-            "--enable-sleep-mode",
             *("--generation-config", "vllm"),  # no sampling parameters of the model's own
         ]
+        if launch.device == "cuda":
+            argv.append("--enable-sleep-mode")
         if launch.context_length is not None:
             argv += ["--max-model-len", str(launch.context_length)]
         if launch.gpu_memory is not None:
@@ -37,7 +38,6 @@ class VLLMProgram:
             "HF_HUB_OFFLINE": "1",  # the model is a directory: nothing is to be looked up
         }
         if launch.device == "cpu":
-            argv.remove("--enable-sleep-mode")
             # A prompt in several parts kills the server if the request has a seed: `gen.set_offset` in
             # v1/worker/gpu_model_runner.py, "CPU Generator does not use offset".
             argv += ["--no-enable-chunked-prefill", "--enforce-eager"]
