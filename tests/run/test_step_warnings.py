@@ -15,7 +15,7 @@ def watching(model=LOADED, earlier=(), **sections):
     """A watch, with what it told in `watch.told`."""
     told = []
     config = parse({"model": model, "trainer": {"lr": 1e-5}, **sections})
-    made = StepWarnings(config, told.append, max_tokens=64, earlier=earlier)
+    made = StepWarnings(config, told.append, max_tokens=64, pretrained=model == LOADED, earlier=earlier)
     made.told = told
     return made
 

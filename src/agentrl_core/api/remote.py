@@ -181,6 +181,13 @@ class ServerProtocol(Protocol):
         """
         ...
 
+    async def workers(self, calls: ServerCalls) -> Sequence[str] | None:
+        """Return the addresses of the servers behind a router; None if this is a server itself.
+
+        The engine calls the servers directly, because weights are loaded into each of them.
+        """
+        ...
+
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:
         """Return why this server would return other logprobs for `request` than the embedded engine; None if equal.
 

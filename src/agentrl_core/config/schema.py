@@ -89,12 +89,12 @@ class ModelConfig:
     path: str | None = None
     """Local model directory with weights, tokenizer.json and a chat template."""
     use: str | None = None
-    """Registry name of a model builder, which makes a new model; for example `tiny`."""
+    """Registry name of a model builder: `tiny` makes a new model, `smollm2-135m` writes a pretrained one."""
     options: Mapping[str, Any] = field(factory=dict, validator=_without("path", "use", "dtype"))
     """Options of the builder, written next to `use`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights. `bfloat16` has too few digits for the small steps of training, so it is allowed only with
-    `trainer.lr: 0`."""
+    """Type that learner and embedded engine compute in. With `bfloat16` the learner also keeps fp32 master weights,
+    which the optimizer changes and checkpoints restore; gradients and optimizer state are fp32 in both."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +108,7 @@ class WarmStartConfig:
     batch_size: int = field(default=24, validator=positive)
     """Number of demonstrations per update."""
     lr: float | None = field(default=None, validator=validators.optional(positive))
-    """Learning rate. None: 2e-5 for a pretrained model (`model.path`), 3e-3 for one from nothing (`model.use`)."""
+    """Learning rate. None: 2e-5 for a pretrained model, 3e-3 for one that its builder makes from nothing."""
     warmup_steps: int = field(default=20, validator=not_negative)
     """Number of first updates over which the learning rate rises from 0."""
 
@@ -347,8 +347,8 @@ class TrainerConfig:
     steps: int = field(default=100, validator=positive)
     """Number of optimizer steps of the run."""
     lr: float | None = field(default=None, validator=validators.optional(not_negative))
-    """Learning rate of AdamW. None: 1e-6 for a pretrained model (`model.path`), 4e-4 for one built from nothing
-    (`model.use`); `agentrl config show` prints which."""
+    """Learning rate of AdamW. None: 1e-6 for a pretrained model (`model.path`, and builders such as `smollm2-135m`),
+    4e-4 for one built from nothing (`tiny`); `agentrl config show` prints which."""
     warmup_steps: int = field(default=5, validator=not_negative)
     """Number of first steps over which the learning rate rises from 0."""
     betas: tuple[float, float] = field(

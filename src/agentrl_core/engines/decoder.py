@@ -78,17 +78,17 @@ class Decoder(nn.Module):
         self.head_dim = rope.shape[1] * 2
         self.epsilon = epsilon
 
-    def forward(self, cache: Tensor, store: Tensor, plan: StepPlan) -> tuple[Tensor, Tensor]:
+    def forward(self, cache: Tensor, store: Tensor, plan: StepPlan) -> tuple[Tensor, Tensor, Tensor]:
         """Carry out `plan` on the rows of `cache` and the prefix `store`.
 
-        Returns the sampled ids and logprobs, [2, B], and the result of `likeliest` if some row asks for it.
+        Returns both results of `sample`, and that of `likeliest` if some row asks for it.
         """
         copy_cells(cache, store, plan)
         x = self.hidden(cache, plan)
         x = self.norm(x.index_select(0, plan.outputs)).mul_(self.final_norm)
         logits = functional.linear(x, self.head)
-        sampled = sample(logits, plan.draw)
-        return sampled, likeliest(logits, plan.draw) if plan.draw.num_likeliest > 0 else sampled[:0]
+        sampled, kept = sample(logits, plan.draw)
+        return sampled, kept, likeliest(logits, plan.draw) if plan.draw.num_likeliest > 0 else sampled[:0]
 
     def hidden(self, cache: Tensor, plan: StepPlan) -> Tensor:
         """Return the residual stream after the last layer, [N, hidden]."""

@@ -81,10 +81,10 @@ class GenerateBatch:
         jobs = self._running
         running = [job for job in jobs if job.reason is None]
         draw = lay_out(jobs)
-        sampled_2B = sample(logits_BV, draw)
-        told = likeliest(logits_BV, draw) if draw.num_likeliest > 0 else sampled_2B[:0]
-        hand_out(jobs, draw, sampled_2B, told, host.version)
+        sampled_3B, kept_2E = sample(logits_BV, draw)
+        told = likeliest(logits_BV, draw) if draw.num_likeliest > 0 else sampled_3B[:0]
+        hand_out(jobs, draw, sampled_3B, kept_2E, told, version=host.version)
         host.publish(running)
         host.attend()
         forced_BV = torch.full_like(logits_BV, -torch.inf)
-        return forced_BV.scatter_(1, sampled_2B[0].long().unsqueeze(1), 0.0)
+        return forced_BV.scatter_(1, sampled_3B[0].long().unsqueeze(1), 0.0)

@@ -25,6 +25,7 @@ from agentrl_core.run.checks import Checks
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.loss import is_pretrained_model
 from agentrl_core.run.membership import Membership
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.start import untrained_start
@@ -263,6 +264,8 @@ def _judged(record: Record, task: Task, calls: int) -> Finding:
 
 def _name(components: RunComponents) -> str:
     model = components.config.model
+    if model.path is None and is_pretrained_model(components.loaded, components.registry):
+        return f"the pretrained model that '{model.use}' writes"
     return model.path or f"a new model, built from nothing by '{model.use}'"
 
 

@@ -15,6 +15,7 @@ import attrs
 from agentrl_core import config as configs
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
+from agentrl_core.models.placement import device_of
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.shared_start import (
     announce,
@@ -170,6 +171,7 @@ def _learner(components: RunComponents, directory: RunDirectory, model_dir: Path
         config=attrs.evolve(config.trainer, threads=learner_threads(config, usable_cores())[0]),
         seed=config.seed,
         dtype=config.model.dtype,
+        device=device_of(config.trainer.device, option=components.where("trainer.device")),
     )
 
 

@@ -21,7 +21,8 @@ _MANY_CUT = 0.2
 class StepWarnings:
     """Checker of each step's metrics that gives one notice per kind of problem, the first time it shows.
 
-    `max_tokens` is the limit of replies for which the agent sets none. `earlier` are the metrics of the steps before
+    `max_tokens` is the limit of replies for which the agent sets none, and `pretrained` says whether the policy began
+    with trained weights. `earlier` are the metrics of the steps before
     the run was resumed, needed for the entropy at the start.
     """
 
@@ -31,9 +32,11 @@ class StepWarnings:
         notice: Callable[[str], None],
         *,
         max_tokens: int,
+        pretrained: bool,
         earlier: Iterable[Mapping[str, float]] = (),
     ) -> None:
         self._config, self._notice, self._max_tokens = config, notice, max_tokens
+        self._pretrained = pretrained
         self._told: set[str] = set()
         self._entropies: list[float] = []
         for metrics in earlier:
@@ -84,7 +87,7 @@ class StepWarnings:
 
     def _nothing_right(self, metrics: Mapping[str, float]) -> str:
         model, taught = self._config.model, self._config.warm_start is not None
-        if model.use is None or taught or not metrics.get("reward/mean") == 0 == metrics.get("reward/std"):
+        if self._pretrained or taught or not metrics.get("reward/mean") == 0 == metrics.get("reward/std"):
             return ""
         return (
             f"every reward is 0. The policy is built from nothing (model.use: {model.use}) and had no warm_start, so it"

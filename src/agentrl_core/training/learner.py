@@ -71,6 +71,7 @@ class Learner:
         export_style: ExportStyle = "individual",
         seed: int = 0,
         dtype: str = "float32",
+        device: torch.device | str = "cpu",
     ) -> None:
         missing = loss.needs - _PROVIDED
         if missing:
@@ -80,7 +81,11 @@ class Learner:
             )
         torch.set_num_threads(config.threads)
         self._policy = Policy.load(
-            model_dir, dtype=dtype, attention=config.attention, gradient_checkpointing=config.gradient_checkpointing
+            model_dir,
+            dtype=dtype,
+            device=device,
+            attention=config.attention,
+            gradient_checkpointing=config.gradient_checkpointing,
         )
         self._model_dir, self._companions = model_dir, Companions.read(model_dir)
         self._loss, self._aggregation = loss, aggregation
@@ -236,7 +241,9 @@ class Learner:
         Raises `ConfigError` if its vocabulary differs in size from the policy's.
         """
         if self._frozen is None:
-            self._frozen = Policy.load(self._reference_dir, dtype=self._dtype, attention=self._config.attention)
+            self._frozen = Policy.load(
+                self._reference_dir, dtype=self._dtype, device=self._policy.device, attention=self._config.attention
+            )
             self._frozen.model.requires_grad_(False)
             sizes = [int(policy.model.config.vocab_size) for policy in (self._frozen, self._policy)]
             if sizes[0] != sizes[1]:
@@ -281,6 +288,7 @@ class Learner:
         save_checkpoint(
             directory,
             model=self._policy.model,
+            masters=self._policy.masters,
             optimizer=self._optimizer,
             companions=self._companions,
             state={"step": step, "version": version, "seed": self._seed},
@@ -289,12 +297,14 @@ class Learner:
 
     def restore(self, directory: Path) -> tuple[int, int]:
         """Restore a checkpoint, bit by bit; return its step and version."""
-        state = restore_checkpoint(directory, model=self._policy.model, optimizer=self._optimizer)
+        state = restore_checkpoint(
+            directory, model=self._policy.model, masters=self._policy.masters, optimizer=self._optimizer
+        )
         return int(state["step"]), int(state["version"])
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         return adamw(
-            self._policy.model,
+            self._policy.masters,
             lr=self._lr,
             betas=self._config.betas,
             weight_decay=self._config.weight_decay,

@@ -77,6 +77,10 @@ class VLLM:
         distance, scaled = first - second, third - fourth
         return abs(scaled - distance) <= abs(scaled - distance / 2)
 
+    async def workers(self, calls: ServerCalls) -> Sequence[str] | None:  # noqa: ARG002 (the protocol's)
+        """Return None: routers of vLLM do not list the servers behind them."""
+        return None
+
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:
         """Refuse sampling for which `--logprobs-mode` gives other logprobs."""
         sampling = request.sampling

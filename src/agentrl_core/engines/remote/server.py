@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import enum
+import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.http.server_client import ExchangeError, server_sent_events
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping
 
     from agentrl_core.api.remote import ReplyPart, Served, ServerProtocol, ServerRequest
@@ -30,8 +34,22 @@ _MOST_EMPTY_ABORTS = 3
 """Consecutive aborts without a token after which a call fails."""
 
 
+UNKNOWN = -1
+"""Version of a server whose weights are not known to be the policy's."""
+
+
+class Condition(enum.Enum):
+    """Whether a server gets calls."""
+
+    READY = "ready"
+    UPDATING = "loading weights"
+    """It loads the version that is being published; its calls wait for it."""
+    OUT = "out of service"
+    """It has just joined, was restarted, cannot be reached or is slow: its calls go to others."""
+
+
 class RemoteServer:
-    """Makes the calls to one server. `absence` and `num_running` tell the pool about its condition."""
+    """Makes the calls to one server. What the pool and the fleet note about it is guarded by the engine's lock."""
 
     def __init__(
         self,
@@ -43,12 +61,22 @@ class RemoteServer:
         patience_s: float,
         api_key_env: str | None,
     ) -> None:
-        self.control = ServerControl(client, protocol, load_timeout_s=load_timeout_s, patience_s=patience_s)
+        self.control = ServerControl(client, protocol, load_timeout_s=load_timeout_s)
         self.absence = Absence(client.url, patience_s=patience_s)
         self.served: Served | None = None
-        """Set when the engine starts."""
-        self.num_running = 0
-        """Calls that are with this server; guarded by the engine's lock."""
+        """Set before the server gets calls."""
+        self.condition = Condition.OUT
+        self.version = UNKNOWN
+        """Policy version of its weights."""
+        self.label: str | None = None
+        """Its name for these weights; None if it has no names."""
+        self.num_placed = 0
+        """Calls that run here, or wait for this server."""
+        self.num_kept = 0
+        """Groups and sessions that have their calls here."""
+        self.running: set[RemoteCall] = set()
+        """Calls that the server may be sampling for."""
+        self._quiet: list[concurrent.futures.Future[None]] = []
         self._protocol, self._client, self._state = protocol, client, state
         self._api_key_env = api_key_env
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -62,6 +90,22 @@ class RemoteServer:
     def close(self) -> None:
         """End all connections."""
         self._client.close()
+
+    def await_quiet(self, lock: threading.Lock) -> concurrent.futures.Future[None]:
+        """Return a future that is completed as soon as no call is with the server."""
+        quiet: concurrent.futures.Future[None] = concurrent.futures.Future()
+        with lock:
+            self._quiet.append(quiet)
+            self.note_quiet()
+        return quiet
+
+    def note_quiet(self) -> None:
+        """Complete waiting futures if no call is with the server; call it while holding the lock."""
+        if not self.running:
+            waiting, self._quiet = self._quiet, []
+            for quiet in waiting:
+                if quiet.set_running_or_notify_cancel():
+                    quiet.set_result(None)
 
     async def sample(self, call: RemoteCall, version: int) -> None:
         """Make one call for the rest of an output; `version` is that of tokens whose weights the server does not name.
@@ -92,11 +136,11 @@ class RemoteServer:
             said = f"{self._where(request)}: the reply has ended without a finish reason"
             raise LostReplyError(said) if request.stream else UnavailableError(said, status=502)
         if call.reason is not None and call.whole:
-            await self._score(call, request)
+            await self._score(call, request, version)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
             # During a pause the server aborts every call.
-            if call.empty_aborts >= _MOST_EMPTY_ABORTS and not self._state.paused:
+            if call.empty_aborts >= _MOST_EMPTY_ABORTS and self._is_sampling:
                 times = f"{_MOST_EMPTY_ABORTS} times in a row"
                 raise UnavailableError(f"{self._where(request)}: the server aborted it {times}")
 
@@ -143,7 +187,7 @@ class RemoteServer:
         if versions and min(versions) < version:
             raise LostReplyError(
                 f"{self._where(request)}: sampled from weights of version {min(versions)}, after version {version} was "
-                "loaded; was the server restarted? It gets no calls until it loads the next version",
+                "loaded; was the server restarted? It gets no calls until it has loaded that version again",
                 outdated=True,
             )
         return versions
@@ -161,7 +205,7 @@ class RemoteServer:
                 status=502,
             )
 
-    async def _score(self, call: RemoteCall, request: ServerRequest) -> None:
+    async def _score(self, call: RemoteCall, request: ServerRequest, version: int) -> None:
         """Replace the logprobs by those of the unconstrained distribution, with a second call.
 
         Servers exclude tokens (by a grammar, or before `min_tokens`) before they compute logprobs.
@@ -176,7 +220,7 @@ class RemoteServer:
             raise lost(self._where(request), error) from error
         # After a pause the scores may come from the new weights, for tokens that the old weights sampled. Without a
         # reason set, the output is sampled again.
-        if self._state.paused:
+        if not self._is_sampling or self.version != version:
             return
         try:
             scores = self._protocol.scores(request, read_json(self._where(request), data), call.ids)
@@ -200,6 +244,10 @@ class RemoteServer:
         self._leftovers.add(task)
         task.add_done_callback(self._leftovers.discard)
 
+    @property
+    def _is_sampling(self) -> bool:
+        return self.condition is not Condition.UPDATING and not self._state.paused
+
     # Errors and their context.
 
     async def _check_status(self, request: ServerRequest, reply: ServerReply) -> None:
@@ -219,3 +267,15 @@ def _code(event: Mapping[str, Any]) -> int:
     error = event["error"]
     code = error.get("code") if isinstance(error, dict) else None
     return code if type(code) is int else 500
+
+
+def authorization(variable: str | None) -> dict[str, str]:
+    """Return the header with the server's key; the key never appears in messages."""
+    if variable is None:
+        return {}
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise EngineError(f"engine.api_key_env: the environment variable {variable} is empty or not set")
+    if not key.isascii() or not key.isprintable():
+        raise EngineError(f"engine.api_key_env: the value of {variable} has characters that an HTTP header cannot hold")
+    return {"authorization": f"Bearer {key}"}
