@@ -99,8 +99,9 @@ class ModelServer:
         """Whether vLLM's logprobs take the temperature into account."""
         self.development = True
         """Whether vLLM was started with its control routes."""
-        self.spans = "new"
-        """Tokens that vLLM's weight versions are about: `new`, `all` of a stream so far, or None if it tells none."""
+        self.spans = "last"
+        """Weight versions of vLLM's streams: in the `last` event those of all tokens, as 0.32 does; in each event those
+        of its `new` tokens; or None if it tells none."""
         self.incremental = False
         """Whether SGLang's streams hold what is new only."""
         self.asked, self.controls, self.headers = [], [], []
@@ -116,6 +117,8 @@ class ModelServer:
         self.loads.set()
         self.workers, self.worker_type = None, "regular"
         """Addresses of the servers behind it, if it is a router."""
+        self.holds_cache = False
+        """Whether vLLM keeps its prefix cache, which it tells with status 200."""
         self.faults = []
         """Replies to give in place of a generation, first in first out."""
         self.probe_faults = []
@@ -155,13 +158,14 @@ class ModelServer:
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/abort_request": self._abort,
+            "/inference/v1/abort_requests": self._abort_all,
             "/update_weights_from_disk": self._load,
             "/pause": self._of_development(self._pause),
             "/resume": self._of_development(self._continue),
             "/collective_rpc": self._of_development(self._rpc),
             "/reset_prefix_cache": self._of_development(self._reset_prefix_cache),
             "/update_weight_version": self._of_development(self._name_weights),
-            "/weight_info": self._of_development(self._info),
+            "/weight_info": self._of_development(self._weight_info),
         }
         return Starlette(
             routes=[Route(path, self._checked(handler), methods=["GET", "POST"]) for path, handler in routes.items()]
@@ -204,6 +208,9 @@ class ModelServer:
     async def _info(self, _request, _body):
         return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})
 
+    async def _weight_info(self, _request, _body):
+        return JSONResponse({"weight_version": self.label})
+
     def _of_development(self, handler):
         """Routes that vLLM has only with VLLM_SERVER_DEV_MODE=1."""
 
@@ -236,6 +243,13 @@ class ModelServer:
         for rid, run in self._running.items():
             if rid.startswith(body["rid"]):
                 run.aborted = True
+        return Response(b"")
+
+    async def _abort_all(self, _request, body):
+        self.controls.append(("abort", body))
+        for rid in body["request_ids"]:
+            if rid in self._running:
+                self._running[rid].aborted = True
         return Response(b"")
 
     async def _load(self, _request, body):
@@ -271,8 +285,10 @@ class ModelServer:
     async def _reset_prefix_cache(self, _request, _body):
         """Until then, what is cached of the old weights would be used."""
         self.controls.append(("flush", {}))
+        if self.holds_cache:
+            return JSONResponse({"success": False})
         self.salt = self._loaded
-        return Response(b"")
+        return JSONResponse({"success": True})
 
     async def _name_weights(self, _request, body):
         self.controls.append(("name", body))
@@ -399,7 +415,7 @@ class ModelServer:
             return self._reply({"choices": [{"index": 0, "token_ids": [0]}], "prompt_logprobs": tables})
         if sampling["logprobs"] > 20:
             return JSONResponse({"error": {"message": "more than max_logprobs", "code": 400}}, 400)
-        run = Sampled(body["request_id"], prompt, self.label)
+        run = Sampled(f"generate-tokens-{body['request_id']}", prompt, self.label)
         steps = self._sample(
             run,
             tokens=sampling["max_tokens"],
@@ -419,9 +435,10 @@ class ModelServer:
             choice = {"index": 0, "token_ids": run.ids[seen:], "logprobs": {"content": content[seen:]}}
             num_told = len(run.ids) - (seen if self.spans == "new" else 0)
             spans = [{"version": run.label, "start": 0, "end": num_told}]
-            # The stop string that matched is not told.
-            choice |= {"finish_reason": run.finish, "weight_versions": spans if self.spans else None}
-            return {"request_id": run.rid, "choices": [choice | {"routed_experts": None}]}
+            told = run.ids and (self.spans == "new" or (self.spans == "last" and run.finish))
+            choice |= {"finish_reason": run.finish, "weight_versions": spans if told else None}
+            choice |= {"stop_reason": run.matched if run.finish == "stop" else None, "routed_experts": None}
+            return {"request_id": run.rid, "choices": [choice]}
 
         if body["stream"]:
             return StreamingResponse(self._vllm_events(run, steps, shape), media_type="text/event-stream")
@@ -435,9 +452,7 @@ class ModelServer:
             if run.finish is None:
                 yield _event(shape(seen))
                 seen = len(run.ids)
-        # An event without new tokens is left out, and an abort's finish reason with it.
-        if seen < len(run.ids):
-            yield _event(shape(seen))
+        yield _event(shape(seen))  # also an abort's, which has no new tokens
         yield _event({"choices": [], "usage": self._usage(run)})
         yield "data: [DONE]\n\n"
 
@@ -449,8 +464,8 @@ class ModelServer:
     @staticmethod
     def _entry(token, logprob, top, *, most):
         """The first of the likeliest is the sampled token."""
-        likeliest = [{"token": f"token_id:{i}", "logprob": value} for i, value in {token: logprob, **dict(top)}.items()]
-        return {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": likeliest[:most]}
+        likeliest = [{"token_id": i, "logprob": value, "rank": 1} for i, value in {token: logprob, **dict(top)}.items()]
+        return {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": likeliest[:most]}
 
     @staticmethod
     def _steps(run):

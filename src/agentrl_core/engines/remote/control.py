@@ -13,7 +13,7 @@ import orjson
 
 from agentrl_core.api.remote import Served
 from agentrl_core.engines.remote.failures import AwayError
-from agentrl_core.engines.remote.replies import SHAPE_ERRORS, error_text, misread, read_json
+from agentrl_core.engines.remote.replies import SHAPE_ERRORS, error_text, misread, read_json, shown
 from agentrl_core.errors import EngineError
 from agentrl_core.http.backoff import RETRYABLE_STATUSES
 from agentrl_core.http.server_client import ExchangeError, ServerClient
@@ -137,6 +137,14 @@ class ServerControl:
         for command in commands:
             await self._send(command, silence_s)
 
+    def _check_reply(self, command: Command, data: bytes) -> None:
+        """Raise `EngineError` unless the reply says what is expected."""
+        where = f"{self._client.url}{command.path}"
+        told = read_json(where, data)
+        if any(told.get(name) != value for name, value in command.expected.items()):
+            expected = ", ".join(f"{name}: {value}" for name, value in command.expected.items())
+            raise EngineError(f"{where}: expected {expected}, found {shown(data)}")
+
     async def _send(self, command: Command, silence_s: float | None) -> None:
         """Send a command; raise `AwayError` if it may be sent again later, because the server is not there.
 
@@ -149,6 +157,8 @@ class ServerControl:
         try:
             with await self._client.request("POST", path, body, silence_s=silence_s) as reply:
                 if reply.status == _OK:
+                    if command.expected:
+                        self._check_reply(command, await reply.read())
                     return
                 said = error_text(await reply.read_beginning())
         except ExchangeError as error:

@@ -11,12 +11,13 @@ import logging
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.fleet import Fleet
+from agentrl_core.engines.remote.launching import Launch, LaunchedServers
 from agentrl_core.engines.remote.pool import ServerPool
 from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.server import Condition, RemoteServer
@@ -29,27 +30,28 @@ from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 from agentrl_core.weights.folder import WeightsFolder
 
 if TYPE_CHECKING:
-    from agentrl_core.api.remote import ServerProtocol
+    from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
 
 log = logging.getLogger(__name__)
 
 
 class RemoteEngine:
-    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol`, and nothing else.
+    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol` and `program`.
 
     `url`: the server's address, without `/v1`; several addresses of servers with the same model make a fleet, in which
     each group of sessions keeps its server. The address of an SGLang router stands for its workers. `servers_file`: in
     place of `url`, a file with one address per line, which is read again while the engine runs; servers join and leave
-    with their lines. `straggler_s`: how long a publication waits for slower servers once one has the new weights; they
-    get calls again when they have them. `model`: the served name; None takes the first that the server lists.
-    `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an upstream.
-    `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and server.
-    `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
-    while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers, which
-    must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
-    temporary folder. `max_canary_gap`: largest distance between the logprobs of server and learner for the canary, the
-    prompt by which each publication is proven, as a root mean square in nats; None: 0.5.
+    with their lines. `launch`: servers that the engine starts on this machine instead (see `Launch`), with logs in
+    `log_dir` and computing in `dtype`. `straggler_s`: how long a publication waits for slower servers once one has the
+    new weights; they get calls again when they have them. `model`: the served name; None takes the first that the
+    server lists. `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an
+    upstream. `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and
+    server. `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the
+    same while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers,
+    which must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None
+    uses a temporary folder. `max_canary_gap`: largest distance between the logprobs of server and learner for the
+    canary, the prompt by which each publication is proven, as a root mean square in nats; None: 0.5.
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until a
@@ -61,6 +63,8 @@ class RemoteEngine:
     """
 
     protocol: ClassVar[ServerProtocol]
+    program: ClassVar[ServerProgram | None] = None
+    """How to start such a server; None if `launch` is not offered."""
     cpu_seconds = 0.0
 
     def __init__(
@@ -68,6 +72,7 @@ class RemoteEngine:
         *,
         url: str | tuple[str, ...] | None = None,
         servers_file: Path | None = None,
+        launch: Launch | None = None,
         model: str | None = None,
         api_key_env: str | None = None,
         context_length: int | None = None,
@@ -81,6 +86,8 @@ class RemoteEngine:
         weights_dir: Path | None = None,
         max_canary_gap: float | None = None,
         model_dir: Path | None = None,
+        log_dir: Path | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
         seed: int = 0,
     ) -> None:
         if max_canary_gap is not None and not max_canary_gap > 0:
@@ -89,6 +96,22 @@ class RemoteEngine:
         """Message to the user about the servers; empty if there is nothing to say."""
         self.proof: Proof | None = None
         """Proof that the last weights arrived; None if they came without a canary."""
+        self._launched: LaunchedServers | None = None
+        self._server_loss: str | None = None
+        """Set once a launched server is gone for good."""
+        if launch is not None:
+            if url or servers_file:
+                raise ValueError("'launch' starts servers, 'url' and 'servers_file' name running ones: choose one")
+            self._launched = LaunchedServers(
+                self.program,
+                launch,
+                name=self.protocol.name,
+                model_dir=model_dir,
+                dtype=dtype,
+                log_dir=log_dir,
+                on_end=self._lose_server,
+            )
+            url = self._launched.urls
         self._model = model
         self._api_key_env = api_key_env
         self._context_length = context_length
@@ -149,8 +172,15 @@ class RemoteEngine:
         """One line about each server: address, kind, model, version, context, and whether it is in service."""
         return tuple(server.description for server in self._pool.servers)
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether all servers can load new weights; known once the engine has started."""
+        return self._pool.takes_weights
+
     def start(self) -> None:
         """Ask the servers what they serve; have those load the policy's weights that have others. Blocks."""
+        if self._launched is not None:
+            self._launched.start()
         self._headers = authorization(self._api_key_env)
         if self._model_dir is not None:
             self._state.vocab_size = vocab_size_of(self._model_dir)
@@ -162,7 +192,8 @@ class RemoteEngine:
         self.notice = self._pool.notice
         if self.notice:
             log.warning("%s", self.notice)
-        self._state.ended = None
+        with self._state.lock:
+            self._state.ended = self._server_loss
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Sample a request; see `Engine.generate`."""
@@ -253,7 +284,19 @@ class RemoteEngine:
         for call in calls:
             call.wake()
         self._fleet.close()
+        if self._launched is not None:
+            self._launched.close()
         self._folder.close()
+
+    def _lose_server(self, message: str) -> None:
+        """End the engine, because a launched server is gone for good; called from another thread."""
+        with self._state.lock:
+            self._server_loss = message
+            # One that has not started, or was closed, keeps its own reason.
+            self._state.ended = self._state.ended or message
+            calls = list(self._calls.values())
+        for call in calls:
+            call.wake()
 
     # The life of one request, in its consumer's event loop.
 

@@ -184,6 +184,7 @@ class RemoteServer:
             # Some servers send their usage in an event after the last token.
             call.cached = part.cached_tokens if part.cached_tokens is not None else call.cached
             return True
+        self._check_past(call, request, part)
         call.accept(part, self._versions(request, part, version))
         return part.finish_reason is not None
 
@@ -200,6 +201,19 @@ class RemoteServer:
                 outdated=True,
             )
         return versions
+
+    def _check_past(self, call: RemoteCall, request: ServerRequest, part: ReplyPart) -> None:
+        """Raise if tokens that were passed on already came from other weights than was assumed; they cannot be kept."""
+        if not part.past_labels or (self.served is not None and not self.served.takes_weights):
+            return
+        told = [self._state.version_of(label, self._where(request)) for label in part.past_labels]
+        assumed = call.versions[len(call.versions) - len(told) :]
+        if told != assumed:
+            raise UnavailableError(
+                f"{self._where(request)}: the streamed tokens were sampled from weights of version {min(told)}, not "
+                f"{assumed[0]}, as the server says at their end; was it restarted?",
+                status=502,
+            )
 
     async def _score(self, call: RemoteCall, request: ServerRequest, version: int) -> None:
         """Replace the logprobs by those of the unconstrained distribution, with a second call.
