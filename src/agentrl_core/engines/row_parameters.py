@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 IDLE_KNOBS = (0.0, 1.0, 1.0, 0.0)
 """Parameters for rows whose job has ended while the rest of the batch continues; their tokens are discarded."""
 
-NO_ROWS, NO_TOKENS = torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.bool)
+NO_TOKENS = torch.empty(0, 0, dtype=torch.bool)
 
 
-def lay_out(jobs: Sequence[Job]) -> Draw:
-    """Return the `Draw` of one row per job; a job that may sample no token at all ends with an error."""
+def lay_out(jobs: Sequence[Job], device: torch.device) -> Draw:
+    """Return the `Draw` of one row per job, on `device`; a job that may sample no token at all ends with an error."""
     knobs = [job.draw_knobs() if job.reason is None else IDLE_KNOBS for job in jobs]
     constrained = [row for row, job in enumerate(jobs) if job.reason is None and (job.constraint or job.barred)]
     telling = [row for row, job in enumerate(jobs) if job.request.top_logprobs and job.reason is None]
     return Draw(
-        knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()),
+        knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()).to(device, non_blocking=True),
         any_greedy=any(temperature == 0 for _, temperature, _, _ in knobs),
         any_truncated=any(top_p < 1 or top_k > 0 for _, _, top_p, top_k in knobs),
-        constrained=torch.tensor(constrained) if constrained else NO_ROWS,
-        allowed=_allowed([jobs[row] for row in constrained]) if constrained else NO_TOKENS,
-        telling=torch.tensor(telling) if telling else NO_ROWS,
+        constrained=torch.tensor(constrained, dtype=torch.int64, device=device),
+        allowed=_allowed([jobs[row] for row in constrained]).to(device) if constrained else NO_TOKENS,
+        telling=torch.tensor(telling, dtype=torch.int64, device=device),
         num_likeliest=max((jobs[row].request.top_logprobs for row in telling), default=0),
     )
 
