@@ -108,7 +108,7 @@ def save_checkpoint(
         companions.write(draft)
         _write(draft / OPTIMIZER, optimizer.state_dict())
         if masters.copies:
-            _write(draft / MASTERS, dict(masters.copies))
+            _write(draft / MASTERS, {name: master.detach() for name, master in masters.copies.items()})
         text = json.dumps(state | {_MANIFEST_KEY: MANIFEST}, indent=2)
         (draft / STATE).write_text(text, encoding="utf-8")
         write_manifest(draft, step=state["step"], version=state["version"])

@@ -60,9 +60,9 @@ class MasterWeights:
             pair.weight.register_post_accumulate_grad_hook(partial(_move_gradient, pair.master))
 
     @property
-    def copies(self) -> Mapping[str, Tensor]:
+    def copies(self) -> Mapping[str, nn.Parameter]:
         """Name of each weight that has a master -> the master, which changes in place."""
-        return {name: pair.master.detach() for name, pair in self._narrow.items()}
+        return {name: pair.master for name, pair in self._narrow.items()}
 
     def zero_grad(self) -> None:
         """Free all gradients."""
