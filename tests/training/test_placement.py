@@ -155,7 +155,11 @@ def test_every_loss_stays_on_the_device_of_its_batch(device, plain, placed, grou
 def test_fine_tuning_stays_on_the_device(device, tmp_path, model_dir):
     """`agentrl sft` and the warm start share their trainer."""
     rows = [
-        Demonstration(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}], weights=[0, 1], where=text)
+        Demonstration(
+            messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}],
+            weights=[0, 1],
+            where=text,
+        )
         for text in ("yes", "no")
     ]
     losses = []

@@ -51,9 +51,7 @@ _public_url = Must(
     "http(s)://host[:port][/path], without user, password, query or /v1",
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*v1/?$)[^?#\s]*)?", value) is not None,
 )
-device_name = Must(
-    "auto, cpu, cuda or cuda:N", lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None
-)
+device_name = Must("auto, cpu, cuda or cuda:N", lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None)
 _limit = Must("a number above 0, or null for no limit", lambda value: value is None or value > 0)
 _proxy = Must(proxies.FORMS, proxies.is_option)
 _no_policy = Must("no model named default, which is the policy's name", lambda value: "default" not in value)
