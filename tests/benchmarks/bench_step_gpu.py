@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -17,13 +18,15 @@ from tests.benchmarks.bench_tree_gpu import TINY, Scale, group, operations, qwen
 from tests.benchmarks.report import Row, report
 
 from agentrl_core.batching.packing import pack
-from agentrl_core.batching.samples import Sample
 from agentrl_core.losses.aggregate import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.metrics import Means
 from agentrl_core.training.offload import Offload
 from agentrl_core.training.optimizer import Updater, adamw
 from agentrl_core.training.policy import Policy
+
+if TYPE_CHECKING:
+    from agentrl_core.batching.samples import Sample
 
 GROUPS = {"cuda": 8, "cpu": 1}
 RATIO = 4

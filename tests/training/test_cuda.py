@@ -4,13 +4,13 @@ import gc
 
 import pytest
 import torch
+from tests.losses.test_conformance import LOSSES
 
 from agentrl_core.losses import corrected
 from agentrl_core.losses.kl import KL
 from agentrl_core.losses.ppo import PPO
 from agentrl_core.run.trainer import Trainer
 from agentrl_core.training.policy import Policy
-from tests.losses.test_conformance import LOSSES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 

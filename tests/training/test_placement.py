@@ -6,6 +6,8 @@
 import attrs
 import pytest
 import torch
+from tests.losses.test_conformance import CORRECTIONS, LOSSES
+from tests.pretend_device import DEVICE, pretend_device, working_on
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl_core.batching import advantages
@@ -28,8 +30,6 @@ from agentrl_core.training.metrics import Means, ratio_shares
 from agentrl_core.training.optimizer import PreStep, Updater
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.warm_start import warm_start
-from tests.losses.test_conformance import CORRECTIONS, LOSSES
-from tests.pretend_device import DEVICE, pretend_device, working_on
 
 __all__ = ["pretend_device"]
 

@@ -57,7 +57,9 @@ class MasterWeights:
         ]
         """Tensors for the optimizer, with the gradients of the module's weights."""
         for pair in self._narrow.values():
-            pair.weight.register_post_accumulate_grad_hook(partial(_move_gradient, pair.master))
+            pair.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch does not type it
+                partial(_move_gradient, pair.master)
+            )
 
     @property
     def copies(self) -> Mapping[str, nn.Parameter]:
