@@ -136,6 +136,7 @@ class TrainingLoop:
     def _train(self) -> None:
         for notice in self._sampling.notices:
             self._events.notice(notice)
+        self._learner.release()
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:
             # The run was killed during its last evaluation and resumed: the evaluation above is the one it lacked.
@@ -213,6 +214,8 @@ class TrainingLoop:
         self._checkpoints.after_step(
             self._step, self._version, self._directions.limited("trainer", self._config.trainer)
         )
+        # Not earlier: the engine has taken the weights, and a checkpoint has read them.
+        self._learner.release()
         self._audit.step(row)
         return StepReport(
             step=self._step,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from agentrl_core.training.default_lr import RL
 from agentrl_core.training.diagnosis import Guard
 from agentrl_core.training.logprob_gap import GapLimits, LogprobGap
 from agentrl_core.training.metrics import Means, ratio_shares, rollout_metrics
+from agentrl_core.training.offload import Offload
 from agentrl_core.training.optimizer import PreStep, Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.routing import RoutingReplay
@@ -116,6 +117,9 @@ class Learner:
         self._reference_dir, self._dtype = reference or model_dir, dtype
         self._frozen: Policy | None = None
         self._optimizer = self._new_optimizer()
+        # In main memory already, there is nothing to free.
+        on_gpu = torch.device(device).type == "cuda"
+        self._offload = Offload(device) if on_gpu and config.offload != "none" else None
         self._cpu_seconds = 0.0
         self.fidelity = NOTHING
         """Count of trained tokens in all steps so far, and of those that are exactly what the engine sampled."""
@@ -150,6 +154,7 @@ class Learner:
         `trainer.non_finite: skip` the bad records are left out instead.
         """
         wall = time.perf_counter()
+        self.reclaim()
         self.left_out = {}
         signal = groups if isinstance(groups, Signal) else self.training_signal(groups)
         cpu = time.thread_time()
@@ -285,6 +290,26 @@ class Learner:
         self._optimizer = self._new_optimizer()
         self._cpu_seconds += time.thread_time() - cpu
         return losses
+
+    def release(self) -> None:
+        """Free the gradients, and move what `trainer.offload` names to main memory, until the next step needs it."""
+        self._policy.masters.zero_grad()
+        if self._offload is not None:
+            self._offload.release(self._idle_tensors())
+
+    def reclaim(self) -> None:
+        """Move what was released back; `step` calls it, and a caller may do so earlier."""
+        if self._offload is not None:
+            self._offload.reclaim()
+
+    def _idle_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that `trainer.offload` names; a single number, such as Adam's count of steps, stays."""
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.ndim)
+        yield from self._policy.masters.copies.values()
+        if self._config.offload == "all":
+            for policy in filter(None, (self._policy, self._frozen)):
+                yield from policy.model.parameters()
 
     def weights(self) -> ModuleWeights:
         """Return the live weights; a step changes them in place."""
