@@ -224,10 +224,12 @@ class TestChoice:
 
     def test_tokens_of_new_weights_are_not_continued_by_old_ones(self, pool):
         first, second = pool.servers
+        assert self.place(pool, of_group("g")).server is first
         second.version = 1
-        assert self.place(pool, versions=[0, 1]).server is second
         first.condition = Condition.UPDATING  # it has version 1 when it gets the call
-        assert self.place(pool, versions=[0, 1]).server is first
+        assert self.place(pool, of_group("g"), versions=[0, 1]).server is first
+        first.condition = Condition.READY
+        assert self.place(pool, of_group("g"), versions=[0, 1]).server is second
 
     def test_servers_that_return_share_what_is_new_and_no_more(self, pool):
         """No herd: the groups that moved stay, and new ones go there until both are as busy."""

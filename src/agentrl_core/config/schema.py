@@ -379,8 +379,10 @@ class TrainerConfig:
     """Time in minutes after which the next step writes a checkpoint in any case."""
     keep_last: int = field(default=3, validator=positive)
     """Number of checkpoints to keep; older ones are deleted."""
-    max_logprob_gap: float = field(default=1e-3, validator=positive)
-    """Largest |learner - engine| difference of log-probabilities on lag-0 tokens in float32; above it the run stops."""
+    max_logprob_gap: float | None = field(default=None, validator=validators.optional(positive))
+    """Largest |learner - engine| difference of a token's log-probability, among tokens of lag 0, which both compute
+    with the same weights; above it the run stops. None: 0.001 where both compute in float32. Where one of them computes
+    in bfloat16, single tokens differ by up to 1; there the mean may not exceed 0.15, nor the 99th percentile 0.8."""
     stop_at_reward: float | None = None
     """Mean training reward over the last 3 steps at which the run ends early; None: never."""
     max_steps_without_signal: int = field(default=10, validator=positive)

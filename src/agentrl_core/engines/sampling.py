@@ -90,4 +90,3 @@ def likeliest(logits_BV: Tensor, draw: Draw) -> Tensor:
     # A tiny vocabulary may have fewer tokens than are requested.
     logprobs_RK, ids_RK = logprobs_RV.topk(min(draw.num_likeliest, logits_BV.shape[1]), -1)
     return torch.stack((ids_RK.to(torch.float64), logprobs_RK.to(torch.float64)))
-

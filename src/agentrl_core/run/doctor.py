@@ -214,6 +214,7 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
                 directory.name,
                 membership=membership,
                 admin_key_file=directory.admin_key,
+                log_dir=directory.logs,
                 on_scored=lambda _: None,
                 notice=notices.append,
             )

@@ -23,7 +23,8 @@ from agentrl_core.batching.signal import Signal, finished, training_signal
 from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.default_lr import RL
-from agentrl_core.training.diagnosis import Guard, LogprobGap
+from agentrl_core.training.diagnosis import Guard
+from agentrl_core.training.logprob_gap import GapLimits, LogprobGap
 from agentrl_core.training.metrics import Means, ratio_shares, rollout_metrics
 from agentrl_core.training.optimizer import PreStep, Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.section import ProximalMethod
+    from agentrl_core.training.logprob_gap import EnginePrecision
     from agentrl_core.types import Group
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class Learner:
         export_style: ExportStyle = "individual",
         seed: int = 0,
         dtype: str = "float32",
+        engine_precision: EnginePrecision = "float32",
         device: torch.device | str = "cpu",
     ) -> None:
         missing = loss.needs - _PROVIDED
@@ -92,6 +95,7 @@ class Learner:
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
         self._shaping = tuple(shaping)
         self._export_style, self._config, self._seed = export_style, config, seed
+        self._engine_precision = engine_precision
         self._lr = RL.loaded if config.lr is None else config.lr
         if config.routing_replay and self._policy.recomputes:
             raise ConfigError(
@@ -182,7 +186,14 @@ class Learner:
         ]
         # All of it before the first update: later the policy before the step is gone.
         before = [self._before(update, first=update is updates[0]) for update in updates]
-        gap = LogprobGap(samples, version, limit=self._config.max_logprob_gap if self._policy.precise else None)
+        gap = LogprobGap(
+            samples,
+            version,
+            limits=GapLimits.of(
+                self._config.max_logprob_gap, learner_is_precise=self._policy.precise, engine=self._engine_precision
+            ),
+            num_tokens=sum(int((batch.version == version).sum()) for batch in updates[0].micro_batches),
+        )
         guard = Guard(self._config.non_finite, samples.records)
         means = Means()
         for update, computed in zip(updates, before, strict=True):

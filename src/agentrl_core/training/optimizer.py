@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def adamw(
-    masters: MasterWeights, *, lr: float, betas: tuple[float, float], weight_decay: float
-) -> torch.optim.AdamW:
+def adamw(masters: MasterWeights, *, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
     """Make a fused AdamW optimizer of the trained weights; its state is fp32, and each step also sets the module."""
     optimizer = torch.optim.AdamW(masters.parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
     optimizer.register_step_post_hook(lambda *_: masters.round_into_module())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from agentrl_core.engines.remote.failures import AwayError
-from agentrl_core.engines.remote.member import Member, Target
+from agentrl_core.engines.remote.member import Member, Prove, Target
 from agentrl_core.engines.remote.server import Condition
 from agentrl_core.engines.remote.state import label_of
 from agentrl_core.errors import EngineError
@@ -52,6 +52,7 @@ class Fleet:
 
     `connect` makes the server of an address. `straggler_s`: how long a publication waits for the other servers once one
     has the new weights. `on_change` is called on the fleet's thread when calls that wait may find a server now.
+    `prove(server, version)` proves that a server has the weights of a version, before it gets calls.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Fleet:
         *,
         straggler_s: float,
         on_change: Callable[[], None],
+        prove: Prove,
     ) -> None:
         self._pool, self._state, self._addresses, self._connect = pool, state, addresses, connect
-        self._straggler_s, self._on_change = straggler_s, on_change
+        self._straggler_s, self._on_change, self._prove = straggler_s, on_change, prove
         self.target = Target(0, None)
         self._model: str | None = None
         self._model_dir: Path | None = None
@@ -103,6 +105,10 @@ class Fleet:
         until they have them. Raises `EngineError` if a server refuses.
         """
         return await self._run(self._publish(Target(version, load)))
+
+    async def prove(self) -> None:
+        """Prove that all servers that are in service have the target's weights; raises `EngineError`."""
+        await self._run(self._prove_all())
 
     async def pause(self) -> None:
         """Pause all servers that are in service; raises `EngineError` if one refuses, and then none is paused."""
@@ -194,7 +200,7 @@ class Fleet:
             server = self._connect(url)
         except ValueError as error:
             raise EngineError(f"{self._addresses.name}: {error}") from error
-        member = self._members[server] = Member(server, self, self._state, self._model_dir)
+        member = self._members[server] = Member(server, self, self._state, self._model_dir, prove=self._prove)
         with self._state.lock:
             self._pool.add(server)
         return member
@@ -281,6 +287,16 @@ class Fleet:
             with self._state.lock:
                 server.condition = Condition.OUT
         self.changed()
+
+    async def _prove_all(self) -> None:
+        servers = [server for server in self._members if server.condition is Condition.READY]
+        results = await asyncio.gather(
+            *[self._prove(server, self.target.version) for server in servers], return_exceptions=True
+        )
+        faults = [result for result in results if isinstance(result, BaseException)]
+        if faults:
+            self.fail("; ".join(map(str, faults)))
+            self._state.check_alive()
 
     async def _pause_all(self) -> None:
         members = [member for server, member in self._members.items() if server.condition is not Condition.OUT]

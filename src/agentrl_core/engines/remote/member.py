@@ -8,11 +8,11 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
 
-from agentrl_core.engines.remote.failures import BACKOFF, AwayError
+from agentrl_core.engines.remote.failures import BACKOFF, AwayError, UnprovenError
 from agentrl_core.engines.remote.server import UNKNOWN, Condition
 from agentrl_core.engines.remote.state import STARTED_LABEL, label_of
 from agentrl_core.errors import EngineError
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from agentrl_core.engines.remote.state import EngineState
 
 log = logging.getLogger(__name__)
+
+Prove: TypeAlias = "Callable[[RemoteServer, int], Awaitable[None]]"
+"""Proves that a server has the weights of a version; raises `UnprovenError` if it has others."""
 
 _LAST_PARTS_S = 1.0
 """Time that the tokens of requests which a paused server has aborted may take to arrive."""
@@ -80,8 +83,16 @@ class Member:
     still has them.
     """
 
-    def __init__(self, server: RemoteServer, fleet: Surroundings, state: EngineState, model_dir: Path | None) -> None:
-        self.server = server
+    def __init__(
+        self,
+        server: RemoteServer,
+        fleet: Surroundings,
+        state: EngineState,
+        model_dir: Path | None,
+        *,
+        prove: Prove,
+    ) -> None:
+        self.server, self._prove = server, prove
         self.refused: tuple[int, EngineError] | None = None
         """The last version that the server refused to load, and why."""
         self._fleet, self._state = fleet, state
@@ -109,6 +120,9 @@ class Member:
             except EngineError as error:
                 if self.refused is not None and self.refused[1] is error:
                     return
+                if isinstance(error, UnprovenError) and error.is_final:
+                    self._fleet.fail(str(error))
+                    return
                 if not self._bears(error):
                     return
                 wait_s = BACKOFF.wait_s(min(attempt, _LONGEST_STEPS))
@@ -129,7 +143,8 @@ class Member:
             await self._look(target, served or await server.control.describe(self._fleet.model))
         elif server.version >= target.version:
             return self._set(Condition.READY)
-        if server.version < target.version:
+        is_loaded = server.version < target.version
+        if is_loaded:
             try:
                 await self._load(target, is_paused=self._state.paused and not was_out)
             except AwayError:
@@ -138,7 +153,7 @@ class Member:
                 if not was_out:
                     await self._keep_old(target, error)
                 raise
-        return await self._admit(target)
+        return await self._admit(target, is_loaded=is_loaded)
 
     async def _load(self, target: Target, *, is_paused: bool) -> None:
         assert target.load is not None  # noqa: S101 (without it, no server has older weights)
@@ -190,11 +205,22 @@ class Member:
             log.warning("%s: not resumed after it refused new weights: %s", self.server.url, failure)
         self._set(Condition.READY)
 
-    async def _admit(self, target: Target) -> None:
-        """Let the server sample, and give it calls, unless there are newer weights by now."""
+    async def _admit(self, target: Target, *, is_loaded: bool) -> None:
+        """Let the server sample, and give it calls once its weights are proven, unless there are newer ones by now."""
         server = self.server
-        if self._fleet.takes_weights and not self._state.paused:
+        if self._fleet.takes_weights:
+            # Even while the engine is paused, because a paused server answers nothing, so it could not be proven.
             await server.control.resume()
+            try:
+                await self._prove(server, server.version)
+            except UnprovenError as error:
+                # It was restarted, or has lost its weights in another way. It loads them again; one that has just done
+                # so would only go on like this.
+                error.is_final = is_loaded
+                server.version = UNKNOWN
+                raise
+            if self._state.paused:
+                await server.control.pause()
         self._state.name(server.label, server.version)
         if self._fleet.target is not target:
             return
