@@ -1,6 +1,7 @@
 """TRL's GRPOTrainer on a real model, sampling included; runs in TRL's environment, without agentrl."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -26,10 +27,10 @@ class Watch(TrainerCallback):
         self._before = now
 
 
-def exact(completions, answer, **_more):
-    """Return 1 for each reply that is the answer, as agentrl's scorer `exact_match` does."""
-    said = [chat[0]["content"].strip() for chat in completions]
-    return [float(text == wanted) for text, wanted in zip(said, answer, strict=True)]
+def first_word(completions, answer, **_more):
+    """Return 1 for each reply whose first word is the answer; the same rule as agentrl's in trl_loop.py."""
+    said = [re.findall("[a-z]+", chat[0]["content"].lower())[:1] for chat in completions]
+    return [float(words == [wanted]) for words, wanted in zip(said, answer, strict=True)]
 
 
 def main():
@@ -41,7 +42,7 @@ def main():
     watch = Watch()
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
-        reward_funcs=exact,
+        reward_funcs=first_word,
         args=GRPOConfig(
             output_dir=str(folder / "trl"),
             # TRL's default of 8 rows at a time takes the least memory, and no more time than larger parts.

@@ -12,13 +12,14 @@ import argparse
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.benchmarks.memory import peak_mb
 from tests.benchmarks.report import Row
@@ -89,19 +90,27 @@ def write_tasks(path: Path, steps: int) -> None:
     rows = []
     for index in range(TASKS * steps):
         number, kind = draw.randrange(1000), draw.choice(("even", "odd"))
-        text = f"Is {number} an {kind} number? Answer with yes or no only."
+        text = f"Is {number} an {kind} number? Answer yes or no."
         right = (number % 2 == 0) == (kind == "even")
         chat = [{"role": "user", "content": text}]
         rows.append({"id": str(index), "messages": chat, "answer": "yes" if right else "no"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def first_word(reply: str, reference: str) -> float:
+    """Return 1 if the reply's first word is the reference, whatever its case and what follows; as in trl_grpo.py."""
+    words = re.findall("[a-z]+", reply.lower())
+    return float(words[:1] == [reference])
+
+
 class CpuTracker:
     """Tracker that keeps the CPU seconds of this process between the ends of two steps, and the mean rewards."""
 
+    # Of the class, because the run makes the instance.
+    spent: ClassVar[list[float]] = []
+    rewards: ClassVar[list[float]] = []
+
     def __init__(self) -> None:
-        self.spent: list[float] = []
-        self.rewards: list[float] = []
         self._before = 0.0
 
     def step_finished(self, report: StepReport) -> None:
@@ -118,9 +127,6 @@ class CpuTracker:
         return lambda *_: None
 
 
-TRACKER = CpuTracker()
-
-
 def train(case: str, told: dict[str, Any]) -> dict[str, Any]:
     """Train in this process."""
     from agentrl_core import Trainer
@@ -132,20 +138,21 @@ def train(case: str, told: dict[str, Any]) -> dict[str, Any]:
             "name": case,
             "output_dir": str(folder / "runs"),
             "model": {"path": str(folder / "model")},
-            "data": {"train": str(folder / "tasks.jsonl"), "default_scorer": "exact_match"},
+            "data": {"train": str(folder / "tasks.jsonl"), "default_scorer": "first_word"},
+            "scorers": {"first_word": {"use": "tests.benchmarks.trl_loop:first_word"}},
             "workflow": "single_turn",
             "sampling": {"max_tokens": told["max_tokens"]},
             "rollout": {"group_size": told["group"], "tasks_per_step": told["tasks"], "max_concurrent_rollouts": 128},
             "filters": CASES[case],
             "trainer": {"steps": told["steps"], "lr": told["lr"], "warmup_steps": 0, "save_steps": 10_000},
             "eval": {"every": 0},
-            "trackers": [{"use": "tests.benchmarks.trl_loop:TRACKER"}],
+            "trackers": [{"use": "tests.benchmarks.trl_loop:CpuTracker"}],
         }
     )
     summary = Trainer(config).train()
     if summary.status != "finished":
         raise RuntimeError(f"the run ended as {summary.status}: {summary.error}")
-    return {"cpu_s": TRACKER.spent, "rewards": TRACKER.rewards, "peak_rss_mb": peak_mb()}
+    return {"cpu_s": CpuTracker.spent, "rewards": CpuTracker.rewards, "peak_rss_mb": peak_mb()}
 
 
 if __name__ == "__main__":
