@@ -17,7 +17,8 @@ class Engine(Protocol):
     logprobs may differ in their last bits. Every implementation passes `agentrl_testing.EngineSuite`.
 
     An engine may have the attribute `notice`, a text: a decision of its own that the user should know. It is shown
-    once, after `start`; empty for nothing.
+    once, after `start`; empty for nothing. An engine in front of servers may have `servers`, one line about each, which
+    `agentrl doctor` shows.
     """
 
     @property
