@@ -123,10 +123,11 @@ def test_a_restarted_server_gets_calls_again_when_it_has_the_weights(start, two_
     assert "was the server restarted?" in caplog.text
     two_servers[0].broken = False
     run(engine.load_weights(2, DirectoryWeights(servers.write_weights(tmp_path / "2", 2))))
-    until(lambda: two_servers[0].label == "2")
+    until(lambda: all(line.endswith("ready") for line in engine.servers))
     two_servers[0].asked.clear()
     for result in run(play(engine, [f"h{index}" for index in range(6)])):
         assert set(result.versions) == {2}
+    assert len(prompts_of(two_servers[0])) == 3
 
 
 def test_calls_go_to_the_other_server_while_one_is_away(start, two_servers):

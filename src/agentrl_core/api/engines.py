@@ -18,7 +18,8 @@ class Engine(Protocol):
 
     An engine may have the attribute `notice`, a text: a decision of its own that the user should know. It is shown
     once, after `start`; empty for nothing. It may have the attribute `takes_weights`: False if `load_weights` is sure
-    to fail, so that a run refuses it before anything is sampled.
+    to fail, so that a run refuses it before anything is sampled. An engine in front of servers may have `servers`, one
+    line about each, which `agentrl doctor` shows.
     """
 
     @property

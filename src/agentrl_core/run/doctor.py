@@ -55,7 +55,8 @@ class Finding:
     """Result of one check."""
 
     check: str
-    """Name of the check: versions, plugins, port, disk, config, model, template, store, agent, tools or call."""
+    """Name of the check: versions, plugins, port, disk, config, model, servers, template, store, agent, tools or
+    call."""
     ok: bool
     told: str
     """Description of the result."""
@@ -224,6 +225,8 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
         closing.callback(side.close)
         context = side.engine.context_length
         yield Finding(check="model", ok=True, told=f"{_name(components)}, {context:,} tokens of context")
+        for server in getattr(side.engine, "servers", ()):
+            yield Finding(check="servers", ok=True, told=server)
         yield Finding(check="template", ok=True, told=side.gateway.history_notice)
         if side.gateway.tools_notice:
             yield Finding(check="template", ok=True, told=f"note: {side.gateway.tools_notice}")

@@ -132,6 +132,7 @@ class RemoteEngine:
                 connect_timeout_s=connect_timeout_s,
                 silence_s=silence_s,
                 retries=0,  # `_retry` counts them
+                direct=True,
             )
             return RemoteServer(
                 self.protocol,

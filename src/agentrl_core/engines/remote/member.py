@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -99,6 +98,8 @@ class Member:
         self._model_dir = model_dir
         self._attention = asyncio.Event()
         self._complaint = ""
+        self._has_returned = False
+        """Whether the server was away, or was restarted, since it last got calls."""
 
     def attend(self) -> None:
         """Have `run` look at the server now."""
@@ -193,6 +194,7 @@ class Member:
             elif (version := self._state.later_version(served.label)) is not None:
                 server.version, server.label = version, served.label
         if before != UNKNOWN and server.version == UNKNOWN:
+            self._has_returned = True
             log.warning("%s: the server has lost weights of version %d; it was restarted", server.url, before)
 
     async def _keep_old(self, target: Target, error: EngineError) -> None:
@@ -224,14 +226,17 @@ class Member:
         self._state.name(server.label, server.version)
         if self._fleet.target is not target:
             return
-        if math.isfinite(server.absence.since):
+        if self._has_returned:
             log.info("%s: the server is back, with weights of version %d", server.url, target.version)
-        self._complaint = ""
+            server.absence.end()
+        # A server that was there all the time rests for a while after a failure (see `Absence.rested`).
+        self._complaint, self._has_returned = "", False
         self._set(Condition.READY)
 
     def _bears(self, error: EngineError) -> bool:
         """Note a failure; return False if it ends the engine, because no server has been up for too long."""
         server = self.server
+        self._has_returned = self._has_returned or isinstance(error, AwayError)
         if not isinstance(error, AwayError) and str(error) != self._complaint:
             log.warning("%s; the server gets no calls, and is asked again", error)
             self._complaint = str(error)
