@@ -22,9 +22,15 @@ TOY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
 """Shape of the tiny policy: vLLM's attention on the CPU knows no heads of fewer than 32 dimensions."""
 
 
-def vllm_launch(**options):
+@pytest.fixture(scope="session")
+def launch_section():
     """Return the section `launch` for real vLLM on the CPU."""
-    return {"python": str(Path(VLLM).parent / "python"), "device": "cpu", "env": ONE_THREAD, "ready_s": 600.0} | options
+
+    def section(**options):
+        python = str(Path(VLLM).parent / "python")
+        return {"python": python, "device": "cpu", "env": ONE_THREAD, "ready_s": 600.0} | options
+
+    return section
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +41,7 @@ def toys(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def serve_vllm(tmp_path_factory):
+def serve_vllm(tmp_path_factory, launch_section):
     """Start a server of a model directory, unless it runs; another one ends, because each takes 2 GB of memory."""
     running = {}
 
@@ -46,7 +52,7 @@ def serve_vllm(tmp_path_factory):
                 running.popitem()[1].close()
             running[wanted] = LaunchedServers(
                 VLLMProgram(),
-                Launch(**vllm_launch(args=args, **options)),
+                Launch(**launch_section(args=args, **options)),
                 name="vLLM",
                 model_dir=model_dir,
                 dtype="float32",
