@@ -22,9 +22,15 @@ TOY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
 """Shape of the tiny policy: vLLM's attention on the CPU knows no heads of fewer than 32 dimensions."""
 
 
-def vllm_launch(**options):
+@pytest.fixture(scope="session")
+def launch_section():
     """Return the section `launch` for real vLLM on the CPU."""
-    return {"python": str(Path(VLLM).parent / "python"), "device": "cpu", "env": ONE_THREAD, "ready_s": 600.0} | options
+
+    def section(**options):
+        python = str(Path(VLLM).parent / "python")
+        return {"python": python, "device": "cpu", "env": ONE_THREAD, "ready_s": 600.0} | options
+
+    return section
 
 
 @pytest.fixture(scope="session")
@@ -35,37 +41,36 @@ def toys(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def serve_vllm(tmp_path_factory):
-    """Start a server of a model directory; the earlier one ends, because each takes 2 GB of memory."""
-    running = []
+def serve_vllm(tmp_path_factory, launch_section):
+    """Start a server of a model directory, unless it runs; another one ends, because each takes 2 GB of memory."""
+    running = {}
 
     def serve(model_dir, *args, **options):
-        while running:
-            running.pop().close()
-        launch = Launch(**vllm_launch(args=args, **options))
-        servers = LaunchedServers(
-            VLLMProgram(),
-            launch,
-            name="vLLM",
-            model_dir=model_dir,
-            dtype="float32",
-            log_dir=tmp_path_factory.mktemp("logs"),
-            on_end=print,
-        )
-        running.append(servers)
-        servers.start()
-        return servers.urls[0]
+        wanted = repr((model_dir, args, options))
+        if wanted not in running:
+            while running:
+                running.popitem()[1].close()
+            running[wanted] = LaunchedServers(
+                VLLMProgram(),
+                Launch(**launch_section(args=args, **options)),
+                name="vLLM",
+                model_dir=model_dir,
+                dtype="float32",
+                log_dir=tmp_path_factory.mktemp("logs"),
+                on_end=pytest.fail,
+            )
+            running[wanted].start()
+        return running[wanted].urls[0]
 
     yield serve
     while running:
-        running.pop().close()
+        running.popitem()[1].close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def toy_server(serve_vllm, toys):
     """Address of a server of the first tiny policy."""
-    given = os.environ.get("AGENTRL_VLLM_URL")
-    return given or serve_vllm(toys[0], "--max-num-seqs", "32", "--max-model-len", "1024")
+    return os.environ.get("AGENTRL_VLLM_URL") or serve_vllm(toys[0], "--max-num-seqs", "32")
 
 
 @pytest.fixture(scope="session")

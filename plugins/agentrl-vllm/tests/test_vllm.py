@@ -1,6 +1,9 @@
 """The engine `vllm`: it passes the conformance suite, and says what a server lacks."""
 
 import asyncio
+import runpy
+import sys
+import types
 
 import attrs
 import pytest
@@ -10,6 +13,7 @@ from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_testing.engines import EngineSuite, ask, collect, request, run
 from agentrl_vllm.engine import VLLMEngine
+from agentrl_vllm.program import FOR_SERVER
 
 
 class OnVLLM(EngineSuite):
@@ -178,3 +182,41 @@ def _with_choice(body, **fields):
     if "usage" in body:
         body["choices"][0] |= fields
     return body
+
+
+@pytest.fixture
+def vllm_modules(monkeypatch):
+    """Stand-ins for the modules of vLLM that the plugin inside a server touches."""
+
+    def module(name, **content):
+        made = types.ModuleType(name)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    packed = []
+    platform = types.SimpleNamespace(is_cpu=lambda: True)
+    module("vllm.platforms", current_platform=platform)
+    layers = module(
+        "vllm.model_executor.layers.utils", dispatch_cpu_unquantized_gemm=lambda *given: packed.append(given)
+    )
+    return types.SimpleNamespace(platform=platform, layers=layers, packed=packed)
+
+
+def test_inside_the_server_only_output_layers_use_their_weight_itself(vllm_modules):
+    torch = pytest.importorskip("torch")
+    plugin = runpy.run_path(str(FOR_SERVER / "agentrl_vllm_cpu.py"))
+    plugin["register"]()
+    dispatch = vllm_modules.layers.dispatch_cpu_unquantized_gemm
+    inner, output = types.SimpleNamespace(), types.SimpleNamespace()
+    dispatch(inner, remove_weight=True)
+    dispatch(output, remove_weight=False)
+    assert vllm_modules.packed == [(inner, True)]
+    assert output.cpu_linear is torch.nn.functional.linear
+
+
+def test_inside_a_server_on_a_gpu_nothing_is_changed(vllm_modules):
+    vllm_modules.platform.is_cpu = lambda: False
+    before = vllm_modules.layers.dispatch_cpu_unquantized_gemm
+    runpy.run_path(str(FOR_SERVER / "agentrl_vllm_cpu.py"))["register"]()
+    assert vllm_modules.layers.dispatch_cpu_unquantized_gemm is before
