@@ -34,6 +34,7 @@ positive = Must("a number above 0", lambda value: value > 0)
 not_negative = Must("a number of at least 0", lambda value: value >= 0)
 at_least_one = Must("a number of at least 1", lambda value: value >= 1)
 fraction = Must("a number from 0 to 1", lambda value: 0 <= value <= 1)
+probability_mass = Must("a number above 0 and at most 1", lambda value: 0 < value <= 1)
 filled = Must("a text that is not empty", bool)
 port_number = Must("a port from 0 to 65535", lambda value: 0 <= value <= 65535)  # noqa: PLR2004  (16 bits)
 seed_number = Must("a whole number from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)
@@ -152,6 +153,11 @@ class SamplingConfig:
 
     temperature: float = field(default=1.0, validator=not_negative)
     """Temperature while training, above 0; greedy sampling is only for evaluations (`eval.temperature`)."""
+    top_p: float = field(default=1.0, validator=probability_mass)
+    """Nucleus sampling while training: samples from the likeliest tokens that together have this probability, after
+    `top_k`. The engine records which tokens these were (sampling masks), and the learner renormalises over the same."""
+    top_k: int = field(default=0, validator=not_negative)
+    """Number of likeliest tokens that are sampled from while training; 0: all. Bounds the size of sampling masks."""
     max_tokens: int | None = field(default=None, validator=validators.optional(positive))
     """Token limit of one reply, if the agent sets none. None: half of the model's context, at most 1,024."""
     min_tokens: int = field(default=0, validator=not_negative)
@@ -200,8 +206,9 @@ class GatewayConfig:
     """Prompt of later turns: `exact` continues from the token ids that were sampled; `template` re-renders the history,
     and if the past changed, a new training sequence starts."""
     temperature: Literal["force", "refuse", "allow"] = "force"
-    """Response, while training, to an agent that asks for another temperature than the policy's: `force` uses the
-    policy's and counts the call, `refuse` is an error, `allow` uses the agent's if it is above 0."""
+    """Response, while training, to an agent that asks for another temperature, top_p or top_k than the policy's:
+    `force` uses the policy's and counts the call, `refuse` is an error, `allow` uses the agent's; its temperature must
+    be above 0."""
     tool_parser: str = "auto"
     """Parser of tool calls in replies: a registry name, `module:attr` or `file.py:attr`; `auto` recognises the format
     from the model's chat template."""
@@ -419,6 +426,10 @@ class EvalConfig:
     """Number of tasks per set in the evaluations during training."""
     temperature: float = field(default=1.0, validator=not_negative)
     """Temperature in evaluations, if the agent asks for none."""
+    top_p: float = field(default=1.0, validator=probability_mass)
+    """Nucleus sampling in evaluations, if the agent asks for none."""
+    top_k: int = field(default=0, validator=not_negative)
+    """Number of likeliest tokens that are sampled from in evaluations, if the agent asks for none; 0: all."""
 
 
 @attrs.frozen(kw_only=True)
@@ -498,6 +509,12 @@ class RunConfig:
     launcher: Component = Component("local")
     """Only `local`, on this machine; the option is there because configs of other trainers set it."""
     plugins: PluginsConfig = field(factory=PluginsConfig)
+
+    @property
+    def eval_sampling(self) -> SamplingConfig:
+        """Sampling parameters of evaluations."""
+        own = self.eval
+        return attrs.evolve(self.sampling, temperature=own.temperature, top_p=own.top_p, top_k=own.top_k)
 
 
 SHORTHAND: Mapping[str, str] = {

@@ -207,6 +207,9 @@ class Updater:
             done.loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
             value += done.loss.item()
             self._count(found, done)
+            if batch.predictions.kept is not None:
+                certain = (batch.predictions.kept.counts == 1)[batch.prediction]
+                found.add("certain_share", certain.sum(), len(certain))
         records = sorted({record for batch, _ in parts for record in batch.record.tolist()})
         return _Share(loss=value, culprits=culprits, means=found, records=records)
 

@@ -144,7 +144,7 @@ class RemoteServer:
             # is wrong.
             said = f"{self._where(request)}: the reply has ended without a finish reason"
             raise LostReplyError(said) if request.stream else UnavailableError(said, status=502)
-        if call.reason is not None and call.whole:
+        if call.reason is not None and call.whole and not call.kept:
             await self._score(call, request, version)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
