@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.api.weights import DirectoryWeights, Publication
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.constraints import Constraint, Grammars
 from agentrl_core.engines.engine_weights import check_shapes, load_model, shapes, source_module
@@ -170,12 +170,21 @@ class EmbeddedEngine:
         """Continue after `pause`."""
         await self._done(lambda: self._set_paused(paused=False))
 
-    async def load_weights(self, version: int, source: WeightSource) -> None:
+    async def load_weights(self, version: int, source: WeightSource) -> Publication:
         """Switch to new weights between two decode steps; running jobs recompute their keys and values with them."""
+        begun = time.monotonic()
         read = functools.partial(source_module, source, self._dtype)
         # On a separate thread: the event loop's thread pool may be full of agents that never return.
         module = await call_on_thread(read, name="weights") if isinstance(source, DirectoryWeights) else read()
-        await self._done(lambda: self._load(version, module))
+        stall: list[float] = []
+        await self._done(lambda: stall.append(self._load(version, module)))
+        return Publication(
+            version=version,
+            path="copy",
+            bytes=sum(parameter.nbytes for parameter in module.parameters()),
+            seconds=time.monotonic() - begun,
+            stall_s=stall[0],
+        )
 
     def close(self) -> None:
         """Fail running requests and end the thread; idempotent. Blocks until the thread has ended."""
@@ -309,7 +318,9 @@ class EmbeddedEngine:
     def _set_paused(self, *, paused: bool) -> None:
         self._paused = paused
 
-    def _load(self, version: int, module: nn.Module) -> None:
+    def _load(self, version: int, module: nn.Module) -> float:
+        """Copy a module's weights into the served one; return the seconds, in which nothing is sampled."""
+        begun = time.monotonic()
         if version <= self.version:
             raise EngineError(
                 f"weights of version {version} offered, but the engine has version {self.version}: versions must rise"
@@ -317,6 +328,7 @@ class EmbeddedEngine:
         check_shapes(self._shapes, module)
         self._batch.refresh(module)
         self.version = version
+        return time.monotonic() - begun
 
     def _close(self) -> None:
         self._closing = True

@@ -133,6 +133,15 @@ class ServerControl:
         """Have the server read weights from a directory that it sees under the same path."""
         await self._run(self._protocol.load_weights(directory, label), silence_s=self._load_timeout_s)
 
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._client.url
+
+    async def send(self, commands: Sequence[Command]) -> None:
+        """Send commands of a publication, each with as long a silence as loading weights may take."""
+        await self._run(commands, silence_s=self._load_timeout_s)
+
     async def abort(self, call_id: str) -> None:
         """End one call; the server ignores unknown ids. Tried once, because the call would end by itself anyway."""
         await self._run(self._protocol.abort(call_id), patience_s=0.0)
@@ -169,9 +178,11 @@ class ServerControl:
                         return
                     said = error_text(await reply.read_beginning())
                 failure = EngineError(f"{self._client.url}{path}: status {reply.status}: {said}")
-                again = reply.status in _NOT_READY
+                again = reply.status in _NOT_READY and not command.once
             except ExchangeError as error:
                 failure, again = EngineError(f"{path}: {error}"), error.fault in {"connect", "broken"}
+                # Without a connection the server has not got the command at all.
+                again = again and (not command.once or error.fault == "connect")
             if not again or time.monotonic() - begun >= patience_s:
                 raise failure
             await asyncio.sleep(BACKOFF.wait_s(attempt))

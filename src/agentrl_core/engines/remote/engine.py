@@ -11,10 +11,14 @@ import concurrent.futures
 import logging
 import math
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from agentrl_core.api.publishers import Prepared, PublisherPlan
+from agentrl_core.api.weights import Publication
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
@@ -25,11 +29,13 @@ from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
-from agentrl_core.weights.folder import WeightsFolder
+from agentrl_core.weights.publishers import PUBLISHERS, build_publisher
 
 if TYPE_CHECKING:
+    from agentrl_core.api.publishers import WeightPublisher
     from agentrl_core.api.remote import ServerProtocol
     from agentrl_core.api.weights import WeightSource
+    from agentrl_core.config.schema import Component
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +56,8 @@ class RemoteEngine:
     `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
     while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers, which
     must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
-    temporary folder.
+    temporary folder. `publish` and `publish_dtype`: the way of the weights, and their type (`weights.publish` and
+    `weights.dtype` of the config).
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until a
@@ -62,6 +69,8 @@ class RemoteEngine:
     """
 
     protocol: ClassVar[ServerProtocol]
+    publishers: ClassVar[Mapping[str, Callable[..., WeightPublisher]]] = PUBLISHERS
+    """Ways to bring weights to the servers, by their names in `weights.publish`; see `agentrl_core.api.publishers`."""
     cpu_seconds = 0.0
 
     def __init__(
@@ -80,6 +89,8 @@ class RemoteEngine:
         weights_dir: Path | None = None,
         model_dir: Path | None = None,
         seed: int = 0,
+        publish: Component | None = None,
+        publish_dtype: str | None = None,
     ) -> None:
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
@@ -90,7 +101,14 @@ class RemoteEngine:
         self._model = model
         self._api_key_env = api_key_env
         self._context_length = context_length
-        self._folder = WeightsFolder(weights_dir)
+        self._publisher = build_publisher(
+            self.publishers,
+            publish,
+            PublisherPlan(
+                protocol=self.protocol, dtype=publish_dtype, weights_dir=weights_dir, timeout_s=load_timeout_s
+            ),
+        )
+        self._prepared: tuple[int, WeightSource, Prepared] | None = None
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
@@ -213,23 +231,49 @@ class RemoteEngine:
         await self._pool.resume()
         self._release()
 
-    async def load_weights(self, version: int, source: WeightSource) -> None:
-        """Have the servers read new weights from a directory; requests pause meanwhile and continue afterwards."""
+    async def prepare_weights(self, version: int, source: WeightSource) -> None:
+        """Do what `load_weights` need not pause for, such as writing files."""
+        if not self._pool.takes_weights:
+            raise EngineError(self.notice or f"{self.protocol.name} takes no weights")
+        prepared = await call_on_thread(lambda: self._publisher.prepare(version, source), name="weights")
+        self._prepared = version, source, prepared
+
+    async def load_weights(self, version: int, source: WeightSource) -> Publication:
+        """Bring new weights to the servers; requests pause meanwhile and continue afterwards."""
         with self._state.lock:
             self._state.check_alive()
             self._state.check_newer(version)
             was_paused = self._state.paused
-        if not self._pool.takes_weights:
-            raise EngineError(self.notice or f"{self.protocol.name} takes no weights")
-        directory = await self._folder.directory(version, source)
+        begun = time.monotonic()
+        if self._prepared is None or self._prepared[:2] != (version, source):
+            await self.prepare_weights(version, source)
+        prepared = self._take_prepared()
+        paused = time.monotonic()
         if not was_paused:
             await self.pause()
         try:
-            await self._pool.load_weights(directory, version)
+            if prepared.directory is not None:
+                await self._pool.load_weights(prepared.directory, version)
+            else:
+                await self._pool.deliver_weights(self._publisher, version)
             self._state.name_current(version)
         finally:
             if not was_paused:
                 await self.resume()
+        ended = time.monotonic()
+        return Publication(
+            version=version,
+            path=self._publisher.path,
+            bytes=prepared.bytes,
+            seconds=ended - begun,
+            stall_s=ended - paused,
+        )
+
+    def _take_prepared(self) -> Prepared:
+        """Return what `prepare_weights` has prepared last; a failed delivery prepares it anew."""
+        assert self._prepared is not None  # noqa: S101 (the caller has just prepared)
+        prepared, self._prepared = self._prepared[2], None
+        return prepared
 
     def close(self) -> None:
         """Fail running requests and close the connections; idempotent."""
@@ -239,7 +283,7 @@ class RemoteEngine:
         for call in calls:
             call.wake()
         self._pool.close()
-        self._folder.close()
+        self._publisher.close()
 
     # The life of one request, in its consumer's event loop.
 

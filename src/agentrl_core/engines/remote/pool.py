@@ -14,6 +14,7 @@ from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.errors import EngineError
 
 if TYPE_CHECKING:
+    from agentrl_core.api.publishers import WeightPublisher
     from agentrl_core.api.remote import ServerProtocol
     from agentrl_core.engines.remote.server import RemoteServer
     from agentrl_core.types import GenerateRequest
@@ -128,6 +129,12 @@ class ServerPool:
     async def load_weights(self, directory: Path, version: int) -> None:
         """Have all servers, which are paused, read new weights; one that is away is waited for."""
         await self._on_all(lambda server: server.control.load(directory, label_of(version)))
+        for server in self._servers:
+            server.absence.end()
+
+    async def deliver_weights(self, publisher: WeightPublisher, version: int) -> None:
+        """Have a publisher give new weights to all servers, which are paused."""
+        await publisher.deliver(version, label_of(version), [server.control for server in self._servers])
         for server in self._servers:
             server.absence.end()
 
