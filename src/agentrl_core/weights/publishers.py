@@ -75,13 +75,6 @@ def passed_on(source: DirectoryWeights) -> Prepared:
     return Prepared(bytes=folder_bytes(directory), directory=directory)
 
 
-PUBLISHERS: Mapping[str, Callable[..., WeightPublisher]] = {
-    "disk": DiskPublisher,
-    "delta": DirectoriesAlone,
-}
-"""Name in `weights.publish` -> class. `RemoteEngine.publishers` begins with these."""
-
-
 def build_publisher(
     offered: Mapping[str, Callable[..., WeightPublisher]], chosen: Component | None, plan: PublisherPlan
 ) -> WeightPublisher:

@@ -20,6 +20,7 @@ from agentrl_core.api.remote import (
     wrong_reply,
 )
 from agentrl_core.errors import UnservableError
+from agentrl_sglang.transfer import SGLangCollective, SGLangHandles
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
@@ -30,6 +31,8 @@ class SGLang:
 
     name = "SGLang"
     path = "/generate"
+    collective = SGLangCollective()
+    handles = SGLangHandles()
 
     async def describe(self, calls: ServerCalls, served: Served) -> Served:
         """Add the name and the directory of the weights in use."""

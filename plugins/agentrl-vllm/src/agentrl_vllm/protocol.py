@@ -24,6 +24,7 @@ from agentrl_core.api.remote import (
     wrong_reply,
 )
 from agentrl_core.errors import EngineError
+from agentrl_vllm.transfer import VLLMCollective, VLLMHandles
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
@@ -37,6 +38,8 @@ class VLLM:
 
     name = "vLLM"
     path = "/inference/v1/generate"
+    collective = VLLMCollective()
+    handles = VLLMHandles()
 
     async def describe(self, calls: ServerCalls, served: Served) -> Served:
         """Find out whether the server takes weights, and how it computes logprobs.

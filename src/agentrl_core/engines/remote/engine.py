@@ -23,13 +23,14 @@ from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.pool import ServerPool
+from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.engines.remote.server import RemoteServer
 from agentrl_core.engines.remote.state import EngineState
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
-from agentrl_core.weights.publishers import PUBLISHERS, build_publisher
+from agentrl_core.weights.publishers import build_publisher
 
 if TYPE_CHECKING:
     from agentrl_core.api.publishers import WeightPublisher
