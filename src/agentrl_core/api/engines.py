@@ -16,6 +16,9 @@ class Engine(Protocol):
     Random numbers come from the request's seed, never from the batch, so results do not depend on what else is sampled;
     logprobs may differ in their last bits. Every implementation passes `agentrl_testing.EngineSuite`.
 
+    An engine may have the method `prepare_weights(version, source)`, a coroutine: it is awaited before `load_weights`
+    with the same arguments, while sampling goes on, and does what need not wait for the pause, such as writing files.
+
     An engine may have the attribute `notice`, a text: a decision of its own that the user should know. It is shown
     once, after `start`; empty for nothing. It may have the attribute `takes_weights`: False if `load_weights` is sure
     to fail, so that a run refuses it before anything is sampled. An engine in front of servers may have `servers`, one

@@ -99,12 +99,14 @@ class Served:
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """A control call, sent as POST. It must be repeatable: it is sent again if its reply is lost."""
+    """A control call, sent as POST. It is sent again if its reply is lost, unless it is to be sent `once`."""
 
     path: str
     body: Mapping[str, Any] = attrs.field(factory=dict)
     expected: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields that the reply must have, for routes that tell a failure with status 200."""
+    once: bool = False
+    """Whether it fails instead: a second call would wait for weights that were sent with the first."""
 
 
 @attrs.frozen(kw_only=True)

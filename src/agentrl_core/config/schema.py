@@ -434,8 +434,18 @@ class EvalConfig:
 
 @attrs.frozen(kw_only=True)
 class WeightsConfig:
-    """Place where `agentrl train` publishes policy versions for `agentrl serve`; `agentrl run` needs none."""
+    """Way of the policy's weights to servers; the embedded engine of `agentrl run` copies them within its process."""
 
+    publish: Component = Component("disk")
+    """`disk`: a whole model directory for each version. `delta`: only what changed since the version before, with a
+    whole one every `full_every` versions (20), computed on `threads` threads (1); for `agentrl train` and `serve`.
+    `nccl` and `ipc`: from GPU to GPU, between machines or on one, for `agentrl run` with model servers."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of published weights. None: `model.dtype`. With `bfloat16` a float32 model needs half the bytes, and a delta
+    a tenth: set it where the servers compute in bfloat16."""
+    local: str | None = field(default=None, validator=validators.optional(filled))
+    """Folder on this machine's disk, or in its memory (`/dev/shm`), for the whole copies that deltas are computed from
+    and applied to, two at a time. None: the system's temporary folder."""
     place: str | None = field(default=None, validator=validators.optional(filled))
     """Folder that trainer and servers share, such as one of a network file system; each run has its own folder in it.
     None: `weights` in the run's folder."""

@@ -53,9 +53,7 @@ class KeyValueCache:
         old = self.rows
         rows, tokens = old.shape[2], old.shape[4]
         if num_rows > rows or num_tokens > tokens:
-            self.rows = self._rows(
-                _grown(rows, num_rows, self._max_rows), _grown(tokens, num_tokens, self._max_tokens)
-            )
+            self.rows = self._rows(_grown(rows, num_rows, self._max_rows), _grown(tokens, num_tokens, self._max_tokens))
             self.rows[:, :, :rows, :, :tokens] = old
 
     def _rows(self, rows: int, tokens: int) -> Tensor:

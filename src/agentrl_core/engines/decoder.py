@@ -10,7 +10,7 @@ sampled rows. Keys come before values: [L, 2, R, K, T, E] in the cache, [L, 2, K
 """
 
 # No `from __future__ import annotations`: TorchScript needs the attributes' types as objects, not as strings.
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +149,8 @@ class Decoder(nn.Module):
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return RMSNorm of `x`; in float32 without the factors that are merged into other weights (if `weight` is
-        empty) or are in `weight`."""
+        empty) or are in `weight`.
+        """
         if self.rounded:
             wide = x.float()
             return (wide * (wide * wide).mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()).to(x.dtype).mul_(weight)
@@ -236,7 +237,7 @@ class Decoder(nn.Module):
         return torch.bmm(scores.view(-1, q.shape[1], longest), v)
 
 
-def multiply_packed(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> Tensor:
+def multiply_packed(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """Return `x` times a matrix in oneDNN's layout. On AMD's processors it is 2 to 3 times as fast as MKL."""
     return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
 

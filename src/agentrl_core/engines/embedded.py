@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.api.weights import DirectoryWeights, Publication
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.constraints import Constraint, Grammars
 from agentrl_core.engines.engine_weights import check_shapes, load_model, shapes, source_module
@@ -111,9 +111,7 @@ class EmbeddedEngine:
             raise EngineError(f"{model_dir}: the engine's own loop does not serve {reason}; use implementation: auto")
         self._batch: ContinuousBatch | GenerateBatch
         if implementation == "generate" or reason is not None:
-            self._batch = GenerateBatch(
-                model, slots=slots, context_length=self.context_length, device=self.device
-            )
+            self._batch = GenerateBatch(model, slots=slots, context_length=self.context_length, device=self.device)
             self.notice = _notice(reason)
         else:
             self._batch = ContinuousBatch(
@@ -183,12 +181,21 @@ class EmbeddedEngine:
         """Continue after `pause`."""
         await self._done(lambda: self._set_paused(paused=False))
 
-    async def load_weights(self, version: int, source: WeightSource) -> None:
+    async def load_weights(self, version: int, source: WeightSource) -> Publication:
         """Switch to new weights between two decode steps; running jobs recompute their keys and values with them."""
+        begun = time.monotonic()
         read = functools.partial(source_module, source, self._dtype)
         # On a separate thread: the event loop's thread pool may be full of agents that never return.
         module = await call_on_thread(read, name="weights") if isinstance(source, DirectoryWeights) else read()
-        await self._done(lambda: self._load(version, module))
+        stall: list[float] = []
+        await self._done(lambda: stall.append(self._load(version, module)))
+        return Publication(
+            version=version,
+            path="copy",
+            bytes=sum(parameter.nbytes for parameter in module.parameters()),
+            seconds=time.monotonic() - begun,
+            stall_s=stall[0],
+        )
 
     async def release(self) -> None:
         """Free the memory of keys and values, the prefix store too, and sample nothing until `reclaim`.
@@ -362,7 +369,9 @@ class EmbeddedEngine:
         self._batch.reclaim()
         self._released = False
 
-    def _load(self, version: int, module: nn.Module) -> None:
+    def _load(self, version: int, module: nn.Module) -> float:
+        """Copy a module's weights into the served one; return the seconds, in which nothing is sampled."""
+        begun = time.monotonic()
         if version <= self.version:
             raise EngineError(
                 f"weights of version {version} offered, but the engine has version {self.version}: versions must rise"
@@ -370,6 +379,7 @@ class EmbeddedEngine:
         check_shapes(self._shapes, module)
         self._batch.refresh(module)
         self.version = version
+        return time.monotonic() - begun
 
     def _close(self) -> None:
         self._closing = True

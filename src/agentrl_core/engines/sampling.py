@@ -13,7 +13,6 @@ from torch import Tensor
 
 from agentrl_core.engines.truncation import least_kept
 
-
 BLOCK: Final[int] = 256
 """Tokens that are summed up before the cumulative sum."""
 SMALL: Final[int] = 4096
@@ -82,9 +81,10 @@ def sample(logits_BV: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
     recorded_B1, kept_2E = before_B1, ids_B1[:0].expand(0, 2).t()
     if draw.keeping.numel() > 0:
         # A single token that is left gets exactly 0: its weight is the total.
-        left_B1 = weights_BV.gather(1, ids_B1).to(torch.float64).log() - sums_BK.sum(
-            -1, keepdim=True, dtype=torch.float64
-        ).log()
+        left_B1 = (
+            weights_BV.gather(1, ids_B1).to(torch.float64).log()
+            - sums_BK.sum(-1, keepdim=True, dtype=torch.float64).log()
+        )
         recorded_B1 = before_B1.index_copy(0, draw.keeping, left_B1.index_select(0, draw.keeping))
         kept_2E = (weights_BV.index_select(0, draw.keeping) > 0).nonzero().t()
     return torch.cat((ids_B1.to(torch.float64), recorded_B1, before_B1), 1).t(), kept_2E

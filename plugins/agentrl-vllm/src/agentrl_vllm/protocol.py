@@ -25,6 +25,7 @@ from agentrl_core.api.remote import (
     wrong_reply,
 )
 from agentrl_core.errors import EngineError
+from agentrl_vllm.transfer import VLLMCollective, VLLMHandles
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
@@ -42,6 +43,8 @@ class VLLM:
 
     name = "vLLM"
     path = "/inference/v1/generate"
+    collective = VLLMCollective()
+    handles = VLLMHandles()
 
     async def describe(self, calls: ServerCalls, served: Served) -> Served:
         """Find out whether the server takes weights, and how it computes logprobs.
@@ -99,8 +102,8 @@ class VLLM:
         if served.returns_kept and not (sampling.temperature > 0 and sampling.top_k):
             return (
                 f"temperature {sampling.temperature:g} with top_k {sampling.top_k}: a vLLM server that returns "
-                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, for example to 50 (1 is greedy), or "
-                "start it without --return-sampling-mask"
+                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, for example to 50 (1 is greedy), "
+                "or start it without --return-sampling-mask"
             )
         truncated = sampling.top_p < 1 or sampling.top_k > 0
         if truncated and not served.returns_kept and (request.return_kept or not served.has_raw_logprobs):
