@@ -263,7 +263,7 @@ def _padding(count: int) -> int:
 
     oneDNN compiles a product for each number of rows when it first occurs, which takes 2 to 5 ms per matrix.
     """
-    step = max(1, 1 << (count.bit_length() - 4))
+    step = 1 << max(0, count.bit_length() - 4)
     return -count % step
 
 

@@ -140,9 +140,7 @@ class Decoder(nn.Module):
         return torch.addmm(bias, x, w) if bias.numel() > 0 else torch.mm(x, w)
 
     def add_product(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        """Return `x + y @ w`; in bfloat16 the product is rounded before it is added."""
-        if self.rounded:
-            return x + self.multiply(y, w, y[:0])
+        """Return `x + y @ w`."""
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(y, x, w, None, "add")
         return torch.addmm(x, y, w)
