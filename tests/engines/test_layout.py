@@ -23,6 +23,7 @@ from agentrl_core.errors import ConfigError, EngineError
 from agentrl_testing.engines import ask, request, run
 
 PROMPT = list(range(10, 74))
+STOP = {"stop_token_ids": (1,)}
 ARCHITECTURES = ["qwen3", "qwen2", "llama"]
 
 
@@ -185,13 +186,15 @@ def test_every_tensor_of_a_step_is_made_on_the_models_device(policies, load, arc
 
     async def steps():
         batch = ContinuousBatch(model, **sizes, device=torch.device("meta"), dtype=dtype)
-        for step, options in enumerate([{}, {"temperature": 0.0}, {"top_p": 0.5, "min_tokens": 9, "stop_token_ids": (1,)}]):
+        for step, options in enumerate(
+            [{}, {"temperature": 0.0}, {"top_p": 0.5, "min_tokens": 9, "stop_token_ids": (1,)}]
+        ):
             asked = attrs.evolve(request(PROMPT, **options), top_logprobs=2 * step)
             batch.add(Job(request=asked, mailbox=Mailbox(), limit=100, decode=None, vocab_size=263))
             batch._admit()
             plan, _ = batch._plan()
             with OnMeta():
-                sampled, told = batch._decoder(batch._cache.rows, batch._cache.store, plan)
+                sampled, _ = batch._decoder(batch._cache.rows, batch._cache.store, plan)
             assert sampled.shape[1] == step + 1
             for row, job in enumerate(batch._rows):
                 batch._save(row, job.ids[: job.filled])

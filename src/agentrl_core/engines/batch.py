@@ -212,8 +212,7 @@ class ContinuousBatch:
         self._cache.reserve(len(rows), max(positions) + 1)
         if self._decoder.packed:
             padding = _padding(num_tokens)
-            for column in (ids, positions, owners):
-                column += [0] * padding
+            ids, positions, owners = (column + [0] * padding for column in (ids, positions, owners))
             outputs += [0] * _padding(len(outputs))
         plan = StepPlan(
             saves=self._saves,

@@ -111,9 +111,7 @@ class EmbeddedEngine:
             raise EngineError(f"{model_dir}: the engine's own loop does not serve {reason}; use implementation: auto")
         self._batch: ContinuousBatch | GenerateBatch
         if implementation == "generate" or reason is not None:
-            self._batch = GenerateBatch(
-                model, slots=slots, context_length=self.context_length, device=self.device
-            )
+            self._batch = GenerateBatch(model, slots=slots, context_length=self.context_length, device=self.device)
             self.notice = _notice(reason)
         else:
             self._batch = ContinuousBatch(

@@ -66,12 +66,12 @@ class Layout:
     def _pack(self, kind: Kind, tensor: Tensor) -> Tensor:
         plain = self._rounded(kind, tensor).to(self.device).contiguous()
         # None: no hint at the number of rows. A hint of 16 or 256 is not faster at any number.
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain, None)
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain, None)  # noqa: SLF001 (no public name)
         return packed
 
 
 def _packs(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies this data type on this processor."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 (no public name)

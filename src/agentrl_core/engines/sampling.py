@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 BLOCK = 256
 """Tokens that are summed up before the cumulative sum."""
 SMALL = 4096
@@ -80,7 +79,7 @@ def block_sums(weights_BV: Tensor, small: int = SMALL, block: int = BLOCK) -> Te
     if size <= small:
         return weights_BV
     whole = size // block * block
-    sums_BK = weights_BV[:, :whole].unflatten(1, [whole // block, block]).sum(-1)
+    sums_BK = weights_BV[:, :whole].view(-1, whole // block, block).sum(-1)
     if whole < size:
         sums_BK = torch.cat((sums_BK, weights_BV[:, whole:].sum(-1, keepdim=True)), 1)
     return sums_BK
@@ -102,10 +101,9 @@ def pick(weights_BV: Tensor, sums_BK: Tensor, uniform_B1: Tensor, block: int = B
 
 
 def invert(weights_BK: Tensor, share_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first index at which the cumulative weight exceeds a share of the total, and which share of that
-    index's own weight was left, both [B, 1].
+    """Return the first index at which the cumulative weight exceeds a share of the total, [B, 1].
 
-    The index has a positive weight.
+    Also return which share of that index's own weight was needed, [B, 1]. The weight is positive.
     """
     cumulative_BK = weights_BK.cumsum(-1, dtype=torch.float64)
     total_B1 = cumulative_BK[:, -1:]
