@@ -14,8 +14,7 @@ from agentrl_testing.engines import ask, run
 READ_AT = {
     "torch": (
         "2.13",
-        "engines/batch.py compiles with torch.jit.script, which is deprecated, and engines/layout.py and decoder.py use "
-        "operators of torch.ops.mkldnn that have no public names",
+        "engines/batch.py compiles with torch.jit.script, which is deprecated, and decoder.py uses torch.ops.mkldnn",
     ),
     "transformers": ("5.23", "engines/fused.py reads the parts of Llama and Qwen models by name"),
 }

@@ -120,8 +120,8 @@ class ContinuousBatch:
         self._admit()
         plan, sampled = self._plan()
         jobs = [self._rows[row] for row in sampled]
-        drawn, told = self._step(self._cache.rows, self._cache.store, plan)
-        hand_out(jobs, plan.draw, drawn, told, host.version)
+        results = self._step(self._cache.rows, self._cache.store, plan)
+        hand_out(jobs, plan.draw, *results, version=host.version)
         for row, job in zip(sampled, jobs, strict=True):
             # Save a prefix when its prefill ends, for the other members of its group, and when its job ends, for the
             # next turn.

@@ -94,15 +94,15 @@ class Decoder(nn.Module):
         self.packed = packed
         self.rounded = embedding.dtype != torch.float32
 
-    def forward(self, cache: Tensor, store: Tensor, plan: StepPlan) -> tuple[Tensor, Tensor]:
+    def forward(self, cache: Tensor, store: Tensor, plan: StepPlan) -> tuple[Tensor, Tensor, Tensor]:
         """Carry out `plan` on the rows of `cache` and the prefix `store`.
 
-        Returns the sampled ids and logprobs, [2, B], and the result of `likeliest` if some row asks for it.
+        Returns both results of `sample`, and that of `likeliest` if some row asks for it.
         """
         copy_cells(cache, store, plan)
         logits = self.logits(self.hidden(cache, plan).index_select(0, plan.outputs))[: plan.draw.knobs.shape[1]]
-        sampled = sample(logits, plan.draw)
-        return sampled, likeliest(logits, plan.draw) if plan.draw.num_likeliest > 0 else sampled[:0]
+        sampled, kept = sample(logits, plan.draw)
+        return sampled, kept, likeliest(logits, plan.draw) if plan.draw.num_likeliest > 0 else sampled[:0]
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of residual vectors, [B, V] in float32."""

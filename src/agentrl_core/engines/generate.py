@@ -97,10 +97,10 @@ class GenerateBatch:
         draw = lay_out(jobs, self._device)
         # The engine's own loop does not round the logits either.
         logits_BV = logits_BV.float()
-        sampled_2B = sample(logits_BV, draw)
-        told = likeliest(logits_BV, draw) if draw.num_likeliest > 0 else sampled_2B[:0]
-        hand_out(jobs, draw, sampled_2B, told, host.version)
+        sampled_3B, kept_2E = sample(logits_BV, draw)
+        told = likeliest(logits_BV, draw) if draw.num_likeliest > 0 else sampled_3B[:0]
+        hand_out(jobs, draw, sampled_3B, kept_2E, told, version=host.version)
         host.publish(running)
         host.attend()
         forced_BV = torch.full_like(logits_BV, -torch.inf)
-        return forced_BV.scatter_(1, sampled_2B[0].long().unsqueeze(1), 0.0)
+        return forced_BV.scatter_(1, sampled_3B[0].long().unsqueeze(1), 0.0)

@@ -46,7 +46,7 @@ class WeightsPlace:
             with disk_errors(version, self.root, "weights.place"):
                 self.root.mkdir(parents=True, exist_ok=True)
                 self._clean()
-                save_module(module, draft, version, companions=companions)
+                save_module(module, draft, version, companions=companions, with_canary=True)
                 replace_folder(draft, directory)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
