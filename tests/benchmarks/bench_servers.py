@@ -2,8 +2,8 @@
 
 SmolLM2-135M-Instruct, one thread each, temperature 1, logprobs, prompts of 200 random tokens and 64 new tokens each.
 `c1`, `c8`, `c16`: that many requests at once. `group_8`: eight requests with one prompt. `bf16_c16`: the embedded
-engine in bfloat16 against itself in float32. Tokens per CPU second are those of the whole process, and of vLLM's process and
-its children. All take turns, and the median of the repeats counts.
+engine in bfloat16 against itself in float32. Tokens per CPU second are those of the whole process, and of vLLM's
+process and its children. All take turns, and the median of the repeats counts.
 
 vLLM's environment is made by the recipe of `nox -s servers` where it is missing (3.5 GB, four minutes); AGENTRL_VLLM
 names a `vllm` program to use instead. AGENTRL_SMOLLM2 names a folder with the model.
@@ -19,7 +19,6 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -61,7 +60,7 @@ def main() -> None:
     cases, notes = options.cases.split(","), [BARS]
     with tempfile.TemporaryDirectory() as folder:
         directory = model_directory(Path(folder))
-        rows = []
+        rows: list[Row] = []
         with vllm_or_note(directory, notes) as vllm:
             for case in cases:
                 if case in CASES:
@@ -261,4 +260,4 @@ def stop(server: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
