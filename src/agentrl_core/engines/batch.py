@@ -212,8 +212,7 @@ class ContinuousBatch:
         self._cache.reserve(len(rows), max(positions) + 1)
         if self._decoder.packed:
             padding = _padding(num_tokens)
-            for column in (ids, positions, owners):
-                column += [0] * padding
+            ids, positions, owners = (column + [0] * padding for column in (ids, positions, owners))
             outputs += [0] * _padding(len(outputs))
         plan = StepPlan(
             saves=self._saves,
@@ -263,7 +262,7 @@ def _padding(count: int) -> int:
 
     oneDNN compiles a product for each number of rows when it first occurs, which takes 2 to 5 ms per matrix.
     """
-    step = max(1, 1 << (count.bit_length() - 4))
+    step = 1 << max(0, count.bit_length() - 4)
     return -count % step
 
 

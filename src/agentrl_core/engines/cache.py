@@ -1,7 +1,8 @@
 """Tensors that hold keys and values: one row per running job, and the store of shared prefixes.
 
 Both are allocated larger than needed at first, without being written to. The operating system assigns memory pages only
-on the first write, so real memory follows use. A GPU has no such pages: there both take their size at once. Shapes: see `agentrl_core.engines.decoder`.
+on the first write, so real memory follows use. A GPU has no such pages: there both take their size at once. Shapes: see
+`agentrl_core.engines.decoder`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class KeyValueCache:
             return torch.zeros(shape, **self._placed)
         # From numpy, because it leaves the zeroing to the operating system; torch.zeros would write to every page.
         # Integers, because numpy has no bfloat16; all bits zero is the number 0 in every data type.
-        integer = np.int16 if self._placed["dtype"].itemsize == 2 else np.int32
+        integer = np.int32 if self._placed["dtype"] == torch.float32 else np.int16
         return torch.from_numpy(np.zeros(shape, dtype=integer)).view(self._placed["dtype"])
 
 

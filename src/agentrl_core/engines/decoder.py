@@ -140,16 +140,16 @@ class Decoder(nn.Module):
         return torch.addmm(bias, x, w) if bias.numel() > 0 else torch.mm(x, w)
 
     def add_product(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        """Return `x + y @ w`; in bfloat16 the product is rounded before it is added."""
-        if self.rounded:
-            return x + self.multiply(y, w, y[:0])
+        """Return `x + y @ w`."""
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(y, x, w, None, "add")
+            total: Tensor = torch.ops.mkldnn._linear_pointwise(y, x, w, None, "add")  # noqa: SLF001 (no public name)
+            return total
         return torch.addmm(x, y, w)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return RMSNorm of `x`; in float32 without the factors that are merged into other weights (if `weight` is
-        empty) or are in `weight`.
+        """Return RMSNorm of `x`.
+
+        In float32 without the factors that are in `weight`, or in other weights if that is empty.
         """
         if self.rounded:
             wide = x.float()
@@ -239,7 +239,8 @@ class Decoder(nn.Module):
 
 def multiply_packed(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """Return `x` times a matrix in oneDNN's layout. On AMD's processors it is 2 to 3 times as fast as MKL."""
-    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")  # noqa: SLF001 (no public name)
+    return product
 
 
 def multiply_wide(x: Tensor, w: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Layout:
     @property
     def head_dtype(self) -> torch.dtype:
         """Data type of the head: float32 on a CPU, whose products would round the logits of a narrower one."""
-        return self.dtype if self.device.type == "cuda" else torch.float32
+        return torch.float32 if self.device.type == "cpu" else self.dtype
 
     def place(self, kind: Kind, tensor: Tensor) -> Tensor:
         """Return a new tensor with the weights of `tensor`, for use by the decoder."""
@@ -47,7 +47,7 @@ class Layout:
         if kind == "matrix" and self.device.type == "cpu" and self.dtype == torch.float32:
             # MKL multiplies few rows faster by a matrix that lies in memory as it is multiplied, [in, out].
             return tensor.to(self.dtype).t().clone(memory_format=torch.contiguous_format)
-        moved = tensor.to(device=self.device, dtype=self._dtype(kind), copy=True).contiguous()
+        moved = self._rounded(kind, tensor).to(device=self.device, copy=True).contiguous()
         return moved.t() if kind == "matrix" else moved
 
     def replace(self, kind: Kind, target: Tensor, tensor: Tensor) -> None:
@@ -55,20 +55,23 @@ class Layout:
         if self.packed and kind != "vector":
             target.copy_(self._pack(kind, tensor))
         else:
-            target.copy_(tensor.t() if kind == "matrix" else tensor)
+            source = self._rounded(kind, tensor)
+            target.copy_(source.t() if kind == "matrix" else source)
 
-    def _dtype(self, kind: Kind) -> torch.dtype:
-        return self.head_dtype if kind == "head" else self.dtype
+    def _rounded(self, kind: Kind, tensor: Tensor) -> Tensor:
+        """Return the weights in their data type; those of a float32 head have been rounded to that of the others."""
+        rounded = tensor.to(self.dtype)
+        return rounded.to(self.head_dtype) if kind == "head" else rounded
 
     def _pack(self, kind: Kind, tensor: Tensor) -> Tensor:
-        plain = tensor.to(device=self.device, dtype=self._dtype(kind)).contiguous()
+        plain = self._rounded(kind, tensor).to(self.device).contiguous()
         # None: no hint at the number of rows. A hint of 16 or 256 is not faster at any number.
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain, None)
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain, None)  # noqa: SLF001 (no public name)
         return packed
 
 
 def _packs(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies this data type on this processor."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 (no public name)

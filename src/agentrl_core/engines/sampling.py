@@ -6,16 +6,16 @@ E tokens in these masks, V vocabulary.
 """
 
 # No `from __future__ import annotations`: TorchScript needs the fields' types of `Draw` as objects, not as strings.
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl_core.engines.truncation import least_kept
 
-BLOCK: Final[int] = 256
+BLOCK = 256
 """Tokens that are summed up before the cumulative sum."""
-SMALL: Final[int] = 4096
+SMALL = 4096
 """Largest vocabulary that is sampled from without blocks, which need more operators."""
 
 
@@ -90,38 +90,40 @@ def sample(logits_BV: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
     return torch.cat((ids_B1.to(torch.float64), recorded_B1, before_B1), 1).t(), kept_2E
 
 
-def block_sums(weights_BV: Tensor) -> Tensor:
-    """Return the sums of consecutive blocks of `BLOCK` tokens, [B, K]; of each token alone in a small vocabulary."""
+def block_sums(weights_BV: Tensor, small: int = SMALL, block: int = BLOCK) -> Tensor:
+    """Return the sums of consecutive blocks of tokens, [B, K]; of each token alone in a small vocabulary.
+
+    The constants are defaults of parameters, because TorchScript reads no global ones.
+    """
     size = weights_BV.shape[1]
-    if size <= SMALL:
+    if size <= small:
         return weights_BV
-    whole = size // BLOCK * BLOCK
-    sums_BK = weights_BV[:, :whole].unflatten(1, [whole // BLOCK, BLOCK]).sum(-1)
+    whole = size // block * block
+    sums_BK = weights_BV[:, :whole].view(-1, whole // block, block).sum(-1)
     if whole < size:
         sums_BK = torch.cat((sums_BK, weights_BV[:, whole:].sum(-1, keepdim=True)), 1)
     return sums_BK
 
 
-def pick(weights_BV: Tensor, sums_BK: Tensor, uniform_B1: Tensor) -> Tensor:
+def pick(weights_BV: Tensor, sums_BK: Tensor, uniform_B1: Tensor, block: int = BLOCK) -> Tensor:
     """Return the token of each row at which the cumulative weight passes the share `uniform_B1` of the total, [B, 1].
 
     It finds the block first, then the token inside of it. A cumulative sum over a large vocabulary takes longer than
     everything else here together: it is one addition after the other, in float64.
     """
-    block_B1, rest_B1 = invert(sums_BK, uniform_B1)
+    first_B1, rest_B1 = invert(sums_BK, uniform_B1)
     size = weights_BV.shape[1]
-    if size <= SMALL:
-        return block_B1
-    tokens_BT = block_B1 * BLOCK + torch.arange(BLOCK, device=weights_BV.device)
+    if sums_BK.shape[1] == size:
+        return first_B1
+    tokens_BT = first_B1 * block + torch.arange(block, device=weights_BV.device)
     inside_BT = weights_BV.gather(1, tokens_BT.clamp(max=size - 1)).masked_fill_(tokens_BT >= size, 0.0)
-    return block_B1 * BLOCK + invert(inside_BT, rest_B1)[0]
+    return first_B1 * block + invert(inside_BT, rest_B1)[0]
 
 
 def invert(weights_BK: Tensor, share_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first index at which the cumulative weight exceeds a share of the total, and which share of that
-    index's own weight was left, both [B, 1].
+    """Return the first index at which the cumulative weight exceeds a share of the total, [B, 1].
 
-    The index has a positive weight.
+    Also return which share of that index's own weight was needed, [B, 1]. The weight is positive.
     """
     cumulative_BK = weights_BK.cumsum(-1, dtype=torch.float64)
     total_B1 = cumulative_BK[:, -1:]
