@@ -226,6 +226,21 @@ def cookbook(session: nox.Session) -> None:
 
 
 @nox.session
+def servers(session: nox.Session) -> None:
+    """Test against real model servers: vLLM on the CPU, in an environment of its own (3.5 GB, four minutes, once).
+
+    The environment variable `AGENTRL_VLLM` names the program of another one. `-- -k parity` selects tests.
+    """
+    _install_all(session)
+    environ = dict(COMPILED)
+    if "AGENTRL_VLLM" not in os.environ:
+        folder = ROOT / ".nox" / "vllm"
+        session.run("python", "tests/servers/vllm_environment.py", str(folder))
+        environ["AGENTRL_VLLM"] = str(folder / "bin" / "vllm")
+    session.run("python", "-m", "pytest", "tests/servers", *session.posargs, env=environ)
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """Measure against peers: `-- engine [OPTIONS]` prints a table and writes build/benchmarks/engine.json.
 

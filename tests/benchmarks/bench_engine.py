@@ -121,14 +121,20 @@ def load(directory: Path) -> PreTrainedModel:
 @contextmanager
 def embedded(directory: Path, _count: int) -> Iterator[Serve]:
     """Serve each prompt as a request of its own to `EmbeddedEngine`."""
-    engine = EmbeddedEngine(model_dir=directory)
+    with serving(EmbeddedEngine(model_dir=directory)) as serve:
+        yield serve
+
+
+@contextmanager
+def serving(engine: EmbeddedEngine) -> Iterator[Serve]:
+    """Run an engine, and serve each prompt as a request of its own, with random numbers of its own."""
     engine.start()
     numbers = itertools.count()
 
     async def one(prompt: list[int]) -> int:
-        asked = GenerateRequest(
-            request_id=str(next(numbers)), prompt_ids=tuple(prompt), sampling=Sampling(max_tokens=NEW_TOKENS)
-        )
+        number = next(numbers)
+        sampling = Sampling(max_tokens=NEW_TOKENS, seed=number)
+        asked = GenerateRequest(request_id=str(number), prompt_ids=tuple(prompt), sampling=sampling)
         return sum([len(chunk.logprobs) async for chunk in engine.generate(asked)])
 
     async def together(prompts: Prompts) -> int:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from agentrl_core.engines import sampling
 from agentrl_core.engines.sampling import Draw, likeliest, sample
 
 LOGITS = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
@@ -101,6 +102,30 @@ def test_frequencies_follow_the_distribution():
     assert shares.tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=4 * (0.25 / count) ** 0.5)
 
 
+@pytest.mark.parametrize("size", [sampling.SMALL + 1, 5120, 6000])
+def test_a_large_vocabulary_is_sampled_by_blocks_as_by_one_cumulative_sum(size):
+    """Whole blocks alone, and a last block that is not full; against float64 over all tokens."""
+    logits = 4 * torch.randn(size, generator=torch.Generator().manual_seed(size))
+    uniforms = [(step + 0.5) / 400 for step in range(400)]
+    knobs = torch.tensor([(uniform, 1.0, 1.0, 0) for uniform in uniforms], dtype=torch.float64).t()
+    ids, logprobs, _ = sample(logits.expand(400, -1), draw_of(knobs, greedy=False, truncated=False))[0].tolist()
+    exact = torch.log_softmax(logits.double(), -1)
+    ends = exact.exp().cumsum(0)
+    for uniform, token, logprob in zip(uniforms, map(int, ids), logprobs, strict=True):
+        assert logprob == pytest.approx(exact[token].item(), abs=1e-5)
+        # float32 weights move the borders between tokens by less than 1e-6
+        assert (ends[token - 1].item() if token else 0.0) - 1e-6 <= uniform <= ends[token].item() + 1e-6
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_blocks_without_weight_are_never_drawn_from(uniform):
+    logits = torch.full((1, 6000), -1e9)
+    logits[0, [1000, 3000]] = 0.0
+    knobs = torch.tensor([[uniform], [1.0], [1.0], [0.0]], dtype=torch.float64)
+    token = int(sample(logits, draw_of(knobs, greedy=False, truncated=False))[0][0, 0])
+    assert token == (1000 if uniform < 0.5 else 3000)
+
+
 def test_tokens_that_are_not_allowed_are_never_drawn():
     ids, logprobs = draw_rows(THOUSAND, allowed={1, 3})
     assert set(ids) == {1, 3}
@@ -141,7 +166,8 @@ def test_a_constraint_changes_no_bit_of_the_rows_beside_it():
     allowed[0, 17] = allowed[1, 299] = True
     held, _ = sample(logits, draw_of(knobs, greedy=False, truncated=False, constrained=rows, allowed=allowed))
     assert held[0, rows].tolist() == [17, 299]
-    assert torch.equal(held[1, rows], torch.log_softmax(logits, -1)[rows, [17, 299]].double())
+    expected = torch.log_softmax(logits.double(), -1)[rows, [17, 299]]
+    assert held[1, rows].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
     others = [0, 2, 3, 5]
     assert torch.equal(held[:, others], free[:, others])
 

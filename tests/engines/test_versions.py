@@ -12,7 +12,10 @@ from agentrl_core.engines.fused import why_not_fused
 from agentrl_testing.engines import ask, run
 
 READ_AT = {
-    "torch": ("2.13", "engines/batch.py compiles with torch.jit.script, which is deprecated"),
+    "torch": (
+        "2.13",
+        "engines/batch.py compiles with torch.jit.script, which is deprecated, and decoder.py uses torch.ops.mkldnn",
+    ),
     "transformers": ("5.23", "engines/fused.py reads the parts of Llama and Qwen models by name"),
 }
 

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflow, Trainer
 from agentrl_core.api.kept_tokens import ids_of
 from agentrl_core.errors import ConfigError, RunError, TrainingError, UsageError
+from agentrl_core.run.trainer import resume
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.training.learner import Learner
 from agentrl_core.types import Outcome
@@ -71,6 +73,18 @@ def test_a_run_reports_steps_outcomes_and_cpu_seconds(project):
     assert [report.step for report in summary.evals] == [0, 1, 2]
     assert set(summary.cpu_seconds) == {"agent", "gateway", "engine", "learner"}
     assert all(seconds > 0 for seconds in summary.cpu_seconds.values())
+
+
+def test_bf16_weights_train_with_masters_that_a_resumption_restores(project):
+    summary = Trainer(project(name="narrow", model={"dtype": "bfloat16"}, trainer={"max_logprob_gap": 1.0})).train()
+    assert (summary.status, summary.steps) == ("finished", 2)
+    assert {value.dtype for value in weights(summary, 2).values()} == {torch.bfloat16}
+    folder = Path(summary.directory) / "checkpoints/step-2"
+    masters = torch.load(folder / "master_weights.pt", weights_only=True)
+    assert any((master != master.bfloat16()).any() for master in masters.values())
+    longer = resume(Path(summary.directory), ["trainer.steps=3", "model.dtype=float32"])
+    assert (longer.status, longer.steps) == ("finished", 3)
+    assert {value.dtype for value in weights(longer, 3).values()} == {torch.float32}
 
 
 def test_the_learner_computes_the_engines_logprobs(project):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -67,6 +67,8 @@ class ReplyPart:
     top_logprobs: tuple[TopLogprobs, ...] = ()
     labels: tuple[str, ...] = ()
     """The server's name for the weights that sampled each token; empty if it does not tell. [T]"""
+    past_labels: tuple[str, ...] = ()
+    """The same for the tokens of the earlier events, if the server tells it only at the end of a stream."""
     finish_reason: FinishReason | None = None
     kept: KeptTokens = ()
     """Sampling masks of `ids`, if the server tells them; `logprobs` are then renormalised over them. [T]"""
@@ -97,10 +99,58 @@ class Served:
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """A control call, sent as POST. It must be repeatable: it is sent again if its reply is lost."""
+    """A control call, sent as POST. It is sent again if its reply is lost, unless it is to be sent `once`."""
 
     path: str
     body: Mapping[str, Any] = attrs.field(factory=dict)
+    expected: Mapping[str, Any] = attrs.field(factory=dict)
+    """Fields that the reply must have, for routes that tell a failure with status 200."""
+    once: bool = False
+    """Whether it fails instead: a second call would wait for weights that were sent with the first."""
+
+
+@attrs.frozen(kw_only=True)
+class ServerLaunch:
+    """One server to start on this machine, in words that all kinds of servers share (see `ServerProgram`)."""
+
+    python: str
+    """Interpreter of the environment that the server is installed in."""
+    model_dir: Path
+    """Directory with the policy's first weights."""
+    host: str
+    port: int
+    device: Literal["cpu", "cuda"]
+    tp: int = 1
+    """Number of GPUs that share the model (tensor parallelism)."""
+    dtype: Literal["float32", "bfloat16"]
+    context_length: int | None = None
+    """Largest number of tokens of one request; None: the model's."""
+    gpu_memory: float | None = None
+    """Share of each GPU's memory that the server may take, 0 to 1; None: the server's default."""
+
+
+@attrs.frozen(kw_only=True)
+class ServerCommand:
+    """Command line of a server, and the variables that it needs in its environment."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str] = attrs.field(factory=dict)
+    """Set only where the user has not set them."""
+    python_path: tuple[Path, ...] = ()
+    """Folders that come first in the server's PYTHONPATH."""
+
+
+class ServerProgram(Protocol):
+    """Start of one kind of server on this machine, for `engine: {launch: …}`; an engine names it as `program`."""
+
+    @property
+    def ready_path(self) -> str:
+        """Route that answers with status 200 once the server takes requests."""
+        ...
+
+    def command(self, launch: ServerLaunch) -> ServerCommand:
+        """Return the command line of a server that returns what training needs, and that listens at `launch.host`."""
+        ...
 
 
 class ServerCalls(Protocol):

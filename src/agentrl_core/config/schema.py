@@ -386,8 +386,10 @@ class TrainerConfig:
     """Time in minutes after which the next step writes a checkpoint in any case."""
     keep_last: int = field(default=3, validator=positive)
     """Number of checkpoints to keep; older ones are deleted."""
-    max_logprob_gap: float = field(default=1e-3, validator=positive)
-    """Largest |learner - engine| difference of log-probabilities on lag-0 tokens in float32; above it the run stops."""
+    max_logprob_gap: float | None = field(default=None, validator=validators.optional(positive))
+    """Largest |learner - engine| difference of a token's log-probability, among tokens of lag 0, which both compute
+    with the same weights; above it the run stops. None: 0.001 where both compute in float32. Where one of them computes
+    in bfloat16, single tokens differ by up to 1; there the mean may not exceed 0.15, nor the 99th percentile 0.8."""
     stop_at_reward: float | None = None
     """Mean training reward over the last 3 steps at which the run ends early; None: never."""
     max_steps_without_signal: int = field(default=10, validator=positive)
@@ -403,6 +405,10 @@ class TrainerConfig:
     the weights before the step chose. The gate's weights are still computed and trained as usual."""
     device: str = field(default="auto", validator=device_name)
     """Device that the learner trains on: `cpu`, `cuda`, `cuda:N`; `auto` uses a GPU if there is one."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """Part of the learner that is in pinned main memory while the run samples, to leave a GPU that both use to the
+    engine: `optimizer` moves the optimizer's state and bf16's master weights, `all` also the weights of policy and
+    reference policy. Each step moves it there and back. Without effect on a CPU."""
     threads: int = field(default=1, validator=positive)
     """Number of the learner's torch threads, at most the cores of this machine; the engine's threads are subtracted if
     both are busy at once (max_head_offpolicyness above 0). On a machine that others use too, 1 is as fast."""
@@ -428,8 +434,18 @@ class EvalConfig:
 
 @attrs.frozen(kw_only=True)
 class WeightsConfig:
-    """Place where `agentrl train` publishes policy versions for `agentrl serve`; `agentrl run` needs none."""
+    """Way of the policy's weights to servers; the embedded engine of `agentrl run` copies them within its process."""
 
+    publish: Component = Component("disk")
+    """`disk`: a whole model directory for each version. `delta`: only what changed since the version before, with a
+    whole one every `full_every` versions (20), computed on `threads` threads (1); for `agentrl train` and `serve`.
+    `nccl` and `ipc`: from GPU to GPU, between machines or on one, for `agentrl run` with model servers."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of published weights. None: `model.dtype`. With `bfloat16` a float32 model needs half the bytes, and a delta
+    a tenth: set it where the servers compute in bfloat16."""
+    local: str | None = field(default=None, validator=validators.optional(filled))
+    """Folder on this machine's disk, or in its memory (`/dev/shm`), for the whole copies that deltas are computed from
+    and applied to, two at a time. None: the system's temporary folder."""
     place: str | None = field(default=None, validator=validators.optional(filled))
     """Folder that trainer and servers share, such as one of a network file system; each run has its own folder in it.
     None: `weights` in the run's folder."""

@@ -16,8 +16,8 @@ def least_kept(weights_RV: Tensor, top_p_R: Tensor, top_k_R: Tensor, few: int = 
     """Return the smallest probability that is left to sample from, [R, 1]; the likeliest token always stays.
 
     `weights_RV` are probabilities, or proportional to them. Tokens of equal probability stay or go together, as in vLLM
-    and transformers: which of them a sort puts first may depend on the other rows. Leave out `few`: it stands here
-    because TorchScript reads no constants of a module.
+    and transformers: which of them a sort puts first may depend on the other rows. `few` is a parameter, because
+    TorchScript reads no global constants.
     """
     size = weights_RV.shape[1]
     most = int(torch.where(top_k_R > 0, top_k_R, float(few)).max())

@@ -54,7 +54,7 @@ def token_logprobs(
 
     def of_all(hidden: Tensor, targets: Tensor, divisor: Tensor | None) -> tuple[Tensor, Tensor | None]:
         found: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # autograd's own
-            hidden, weight, targets, divisor, entropy, shard, tile or _tile(hidden)
+            hidden, weight, targets, divisor, entropy, shard, tile or _tile(hidden, len(weight))
         )
         return found
 
@@ -264,13 +264,11 @@ def _divisor(temperature: Tensor | float, like: Tensor) -> Tensor | None:
     return None if bool((column == 1.0).all()) else column
 
 
-def _tile(hidden: Tensor) -> tuple[int, int]:
-    """Return the tile size for the device: tokens, vocabulary rows."""
-    if hidden.device.type == "cpu":
-        rows = min(max(len(hidden), 1), _TILE_ROWS)
-        return rows, max(1, _CPU_TILE // rows)
-    rows = min(max(len(hidden), 1), 8 * _TILE_ROWS)
-    return rows, max(1, _GPU_TILE // rows)
+def _tile(hidden: Tensor, vocabulary: int) -> tuple[int, int]:
+    """Return the tile size for the device: tokens, and vocabulary rows of at most `vocabulary`."""
+    most_rows, logits = (_TILE_ROWS, _CPU_TILE) if hidden.device.type == "cpu" else (8 * _TILE_ROWS, _GPU_TILE)
+    rows = min(max(len(hidden), 1), most_rows)
+    return rows, min(vocabulary, max(1, logits // rows))
 
 
 def _operand(hidden: Tensor) -> torch.dtype:

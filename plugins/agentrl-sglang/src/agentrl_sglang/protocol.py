@@ -21,6 +21,7 @@ from agentrl_core.api.remote import (
     wrong_reply,
 )
 from agentrl_core.errors import EngineError, UnservableError
+from agentrl_sglang.transfer import SGLangCollective, SGLangHandles
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
@@ -34,6 +35,8 @@ class SGLang:
 
     name = "SGLang"
     path = "/generate"
+    collective = SGLangCollective()
+    handles = SGLangHandles()
 
     async def describe(self, calls: ServerCalls, served: Served) -> Served:
         """Add the name and the directory of the weights in use."""

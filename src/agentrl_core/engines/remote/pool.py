@@ -116,7 +116,9 @@ class ServerPool:
         key = request.group or request.session or request.request_id
         server = self._chosen.get(key)
         if server is None or server not in candidates:
-            chosen = min(candidates, key=lambda server: (server.num_placed, server.num_kept))
+            # A server that loads weights is waited for only by the groups that it has.
+            ready = [server for server in candidates if server.condition is Condition.READY]
+            chosen = min(ready or candidates, key=lambda server: (server.num_placed, server.num_kept))
             self._keep(key, server, chosen)
             return chosen
         self._chosen.move_to_end(key)
