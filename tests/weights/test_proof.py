@@ -112,7 +112,7 @@ def test_a_sampled_token_shows_a_cache_of_older_weights():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return AutoModelForCausalLM.from_pretrained(toy_policy(tmp_path_factory.mktemp("policy"), num_layers=4)).eval()
+    return AutoModelForCausalLM.from_pretrained(toy_policy(tmp_path_factory.mktemp("policy"))).eval()
 
 
 def test_the_canary_is_the_models_own_distribution(model):

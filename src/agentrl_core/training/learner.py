@@ -286,6 +286,11 @@ class Learner:
         self._cpu_seconds += time.thread_time() - cpu
         return losses
 
+    @property
+    def device(self) -> str:
+        """Device that the policy is trained on."""
+        return self._policy.device
+
     def weights(self) -> ModuleWeights:
         """Return the live weights; a step changes them in place."""
         return ModuleWeights(self._policy.model)
