@@ -194,6 +194,7 @@ def test_a_run_that_does_not_fit_names_the_options_that_make_it_smaller(config, 
 def test_weights_that_do_not_fit_are_told_before_the_model_is_loaded(config, tmp_path, monkeypatch):
     model = toy_policy(tmp_path / "model")
     monkeypatch.setattr(resources, "capacity", lambda _device: 0)
+    monkeypatch.setattr(doctor, "held_bytes", lambda: 0)
     findings = list(examine(config, [f"model={{path: '{model}'}}"]))
     assert [(finding.check, finding.ok) for finding in findings[-2:]] == [("device", True), ("memory", False)]
 
