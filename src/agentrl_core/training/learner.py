@@ -310,6 +310,10 @@ class Learner:
         if self._config.offload == "all":
             for policy in filter(None, (self._policy, self._frozen)):
                 yield from policy.model.parameters()
+    @property
+    def device(self) -> str:
+        """Device that the policy is trained on."""
+        return self._policy.device
 
     def weights(self) -> ModuleWeights:
         """Return the live weights; a step changes them in place."""
