@@ -51,5 +51,7 @@ def test_parts_without_masks_keep_all_tokens_beside_parts_with_masks():
 
 def test_masks_of_a_likely_text_take_few_bytes():
     """Where one token is left almost everywhere, a reply of 1,000 tokens takes 2 bytes a token."""
-    kept = tuple(mask_of([7 * place % 900]) if place % 9 else mask_of(range(place, place + 20)) for place in range(1000))
+    kept = tuple(
+        mask_of([7 * place % 900]) if place % 9 else mask_of(range(place, place + 20)) for place in range(1000)
+    )
     assert len(compress(kept)) < 2_000

@@ -45,6 +45,17 @@ def logits(salt, ids):
     return np.random.default_rng(key).standard_normal(VOCAB) * 2.0
 
 
+def left_of(logits, top_p, top_k):
+    """Which tokens top-k and then top-p leave."""
+    ordered = np.sort(logits)[::-1]
+    left = logits >= ordered[min(top_k, len(logits)) - 1] if top_k > 0 else np.full(len(logits), fill_value=True)
+    odds = np.exp(log_softmax(np.where(left, logits, -np.inf)))
+    order = np.argsort(-odds, kind="stable")
+    before = odds[order].cumsum() - odds[order]
+    left[order[before >= top_p]] = False
+    return left
+
+
 def reference_logprobs(salt, prompt_ids, output_ids, temperature):
     ids = list(prompt_ids)
     found = []
@@ -72,6 +83,7 @@ class Sampled:
     def __init__(self, rid, prompt, label):
         self.rid, self.prompt, self.label = rid, prompt, label
         self.ids, self.logprobs, self.top = [], [], []
+        self.kept, self.renormalised = [], []
         self.finish = None
         self.aborted = False
 
@@ -97,6 +109,8 @@ class ModelServer:
         self.salt, self.label, self.context_length, self.key = 0, "default", 512, None
         self.scaled = True
         """Whether vLLM's logprobs take the temperature into account."""
+        self.masks = False
+        """Whether vLLM was started with --return-sampling-mask."""
         self.development = True
         """Whether vLLM was started with its control routes."""
         self.spans = "last"
@@ -112,6 +126,11 @@ class ModelServer:
         """Commands of `pause` and `continue` that fail."""
         self.broken = False
         """Whether it fails to load weights."""
+        self.loads = threading.Event()
+        """Weights are loaded only while this is set."""
+        self.loads.set()
+        self.workers, self.worker_type = None, "regular"
+        """Addresses of the servers behind it, if it is a router."""
         self.holds_cache = False
         """Whether vLLM keeps its prefix cache, which it tells with status 200."""
         self.faults = []
@@ -149,6 +168,7 @@ class ModelServer:
             "/inference/v1/generate": self._vllm,
             "/v1/models": self._models,
             "/model_info": self._info,
+            "/workers": self._workers,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/abort_request": self._abort,
@@ -188,6 +208,16 @@ class ModelServer:
     async def _models(self, _request, _body):
         card = {"id": "policy", "max_model_len": self.context_length, "root": self.model_path}
         return JSONResponse({"object": "list", "data": [card] if self.cards is None else self.cards})
+
+    async def _workers(self, _request, _body):
+        """As sglang-router 0.3.2 replies; a server has no such route."""
+        if self.workers is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        workers = [
+            {"id": str(index), "url": url, "model_id": "policy", "worker_type": self.worker_type, "is_healthy": False}
+            for index, url in enumerate(self.workers)
+        ]
+        return JSONResponse({"workers": workers, "total": len(workers), "stats": {"regular_count": len(workers)}})
 
     async def _info(self, _request, _body):
         return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})
@@ -239,6 +269,7 @@ class ModelServer:
     async def _load(self, _request, body):
         self.controls.append(("load", body))
         assert not self._running
+        await self._until_loading()
         if self.broken:
             return JSONResponse({"success": False, "message": "cannot load"}, 400)
         try:
@@ -252,6 +283,7 @@ class ModelServer:
         self.controls.append(("load", body))
         assert not self._running
         assert not self._go.is_set()
+        await self._until_loading()
         if body["method"] != "reload_weights" or self.broken:
             return JSONResponse({"error": {"message": "cannot load", "code": 500}}, 500)
         try:
@@ -259,6 +291,10 @@ class ModelServer:
         except OSError as error:
             return JSONResponse({"error": {"message": f"Failed to load: {error}", "code": 500}}, 500)
         return JSONResponse({"results": [None]})
+
+    async def _until_loading(self):
+        while not self.loads.is_set():
+            await asyncio.sleep(TOKEN_S)
 
     async def _reset_prefix_cache(self, _request, _body):
         """Until then, what is cached of the old weights would be used."""
@@ -276,7 +312,7 @@ class ModelServer:
     # Sampling.
 
     async def _sample(
-        self, run, *, tokens, least, temperature, seed, stop, stop_ids, num_top, grammar, scaled, leaving
+        self, run, *, tokens, least, temperature, seed, stop, stop_ids, num_top, grammar, scaled, leaving, top_p, top_k
     ):
         """Yield after each token."""
         while not self._go.is_set():
@@ -297,10 +333,17 @@ class ModelServer:
                 raw[100 if grammar else len(raw) :] -= 1e4
                 raw[[token for token in stop_ids if len(run.ids) < least]] -= 1e4
                 told = log_softmax(raw / temperature if temperature and scaled else raw)
-                odds = np.exp(log_softmax(raw / temperature)) if temperature else None
-                token = int(raw.argmax()) if odds is None else int(np.searchsorted(odds.cumsum(), source.random()))
-                token = min(token, len(raw) - 1)
+                left = left_of(raw / (temperature or 1.0), top_p, top_k)
+                among = log_softmax(np.where(left, raw / (temperature or 1.0), -np.inf))
+                odds = np.exp(among).cumsum()
+                token = int(np.searchsorted(odds, source.random() * odds[-1], side="right")) if temperature else None
+                token = int(raw.argmax()) if token is None else min(token, len(raw) - 1)
+                if self.masks:
+                    told = np.maximum(among, -9999.0)  # processed_logprobs, which JSON can express
                 run.ids.append(token)
+                # Not in the order of their ids: SGLang sends the likeliest first.
+                run.kept.append([int(i) for i in np.argsort(-among, kind="stable")[: left.sum()]])
+                run.renormalised.append(float(among[token]))
                 run.logprobs.append(float(told[token]))
                 run.top.append([(int(i), float(told[i])) for i in np.argsort(-told, kind="stable")[:num_top]])
                 text = self.decode(run.ids)
@@ -317,12 +360,13 @@ class ModelServer:
             del self._running[run.rid]
 
     def _scored(self, ids):
-        return [None, *reference_logprobs(self.salt, ids[:1], ids[1:], 1.0)]
+        told = [log_softmax(self.logits(self.salt, ids[:index])) for index in range(1, len(ids))]
+        return [None, *(float(values[token]) for values, token in zip(told, ids[1:], strict=True))]
 
     def _reply(self, body):
         return JSONResponse(self.spoil(body) if self.spoil else body)
 
-    async def _sglang(self, request, body):
+    async def _sglang(self, request, body):  # noqa: C901  (all that a reply may have)
         self.asked.append(body)
         prompt, sampling = body["input_ids"], body["sampling_params"]
         if len(prompt) + sampling["max_new_tokens"] > self.context_length:
@@ -344,6 +388,8 @@ class ModelServer:
             num_top=body["top_logprobs_num"],
             grammar={"json_schema", "regex", "ebnf"} & sampling.keys(),
             scaled=True,
+            top_p=sampling["top_p"],
+            top_k=sampling["top_k"],
             leaving=request.is_disconnected,
         )
 
@@ -361,6 +407,10 @@ class ModelServer:
                 "cached_tokens": 8,
                 "output_token_logprobs": entries,
             }
+            if body["return_sampling_mask"]:
+                meta["output_token_sampling_mask"] = run.kept[first:]
+                meta["output_token_sampling_logprobs"] = run.renormalised[first:]
+                meta["output_token_sampling_mask_length"] = len(run.kept)
             if body["top_logprobs_num"]:
                 meta["output_top_logprobs"] = [[[v, i, None] for i, v in top] for top in run.top][first:]
             return {"text": self.decode(run.ids), "output_ids": run.ids[first:], "meta_info": meta}
@@ -390,6 +440,8 @@ class ModelServer:
             values = zip(prompt, self._scored(prompt), strict=True)
             tables = [None if value is None else {str(token): {"logprob": value, "rank": 1}} for token, value in values]
             return self._reply({"choices": [{"index": 0, "token_ids": [0]}], "prompt_logprobs": tables})
+        if self.masks and not (sampling["temperature"] > 0 and sampling["top_k"] > 0):
+            return JSONResponse({"error": {"message": "sampling distribution replay requires …", "code": 400}}, 400)
         if sampling["logprobs"] > 20:
             return JSONResponse({"error": {"message": "more than max_logprobs", "code": 400}}, 400)
         run = Sampled(f"generate-tokens-{body['request_id']}", prompt, self.label)
@@ -404,6 +456,8 @@ class ModelServer:
             num_top=sampling["logprobs"],
             grammar=sampling.get("structured_outputs"),
             scaled=self.scaled,
+            top_p=sampling["top_p"],
+            top_k=sampling["top_k"],
             leaving=request.is_disconnected,
         )
 
@@ -415,6 +469,7 @@ class ModelServer:
             told = run.ids and (self.spans == "new" or (self.spans == "last" and run.finish))
             choice |= {"finish_reason": run.finish, "weight_versions": spans if told else None}
             choice |= {"stop_reason": run.matched if run.finish == "stop" else None, "routed_experts": None}
+            choice |= {"sampling_mask": run.kept[seen:]} if self.masks else {}
             return {"request_id": run.rid, "choices": [choice]}
 
         if body["stream"]:

@@ -123,10 +123,11 @@ def test_a_restarted_server_gets_calls_again_when_it_has_the_weights(start, two_
     assert "was the server restarted?" in caplog.text
     two_servers[0].broken = False
     run(engine.load_weights(2, DirectoryWeights(servers.write_weights(tmp_path / "2", 2))))
-    until(lambda: two_servers[0].label == "2")
+    until(lambda: all(line.endswith("ready") for line in engine.servers))
     two_servers[0].asked.clear()
     for result in run(play(engine, [f"h{index}" for index in range(6)])):
         assert set(result.versions) == {2}
+    assert len(prompts_of(two_servers[0])) == 3
 
 
 def test_calls_go_to_the_other_server_while_one_is_away(start, two_servers):
@@ -224,10 +225,12 @@ class TestChoice:
 
     def test_tokens_of_new_weights_are_not_continued_by_old_ones(self, pool):
         first, second = pool.servers
+        assert self.place(pool, of_group("g")).server is first
         second.version = 1
-        assert self.place(pool, versions=[0, 1]).server is second
         first.condition = Condition.UPDATING  # it has version 1 when it gets the call
-        assert self.place(pool, versions=[0, 1]).server is first
+        assert self.place(pool, of_group("g"), versions=[0, 1]).server is first
+        first.condition = Condition.READY
+        assert self.place(pool, of_group("g"), versions=[0, 1]).server is second
 
     def test_servers_that_return_share_what_is_new_and_no_more(self, pool):
         """No herd: the groups that moved stay, and new ones go there until both are as busy."""

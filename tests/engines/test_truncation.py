@@ -125,3 +125,15 @@ def test_all_tokens_are_sorted_only_where_few_do_not_suffice(monkeypatch):
     assert looked_at == [truncation.FEW, 5]
     assert truncation.least_kept(flat, ones * 0.5, none).item() == pytest.approx(1e-3)
     assert looked_at == [truncation.FEW, 5, truncation.FEW, 1000]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_the_compiled_program_samples_the_same():
+    """What TorchScript cannot compile runs in Python, ten times as slow, with a warning in a log that no test reads."""
+    compiled = torch.jit.script(sample)
+    knobs = torch.tensor([(0.3, 1.0, 0.9, 5), (0.7, 1.0, 0.99, 0), (0.5, 0.5, 1.0, 0)], dtype=torch.float64)
+    rows = torch.tensor([0, 1])
+    draws = Draw(knobs.t().contiguous(), False, rows, rows, NO_ROWS, NO_TOKENS, NO_ROWS, 0)
+    logits = torch.randn(3, 900, generator=torch.Generator().manual_seed(3)) * 2
+    for found, expected in zip(compiled(logits, draws), sample(logits, draws), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

@@ -4,12 +4,20 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from safetensors.numpy import load_file
+from tokenizers.pre_tokenizers import ByteLevel
 
+from agentrl_core.api.models import pretrained
 from agentrl_core.errors import ConfigError
 from agentrl_smollm2.convert import convert
+from agentrl_testing import ModelSuite
 
 HIDDEN, HEADS, KV_HEADS, MLP = 64, 4, 2, 96
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab"]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENS = [*SPECIAL, *sorted(ByteLevel.alphabet()), "ab"]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def shapes():
@@ -48,12 +56,12 @@ def write(path, *, pre="smollm", without=(), extra=()):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 3, 1, 1, 1])
+    writer.add_token_types([3 if token in SPECIAL else 1 for token in TOKENS])
     writer.add_token_merges(["a b"])
     for name, index in (("bos", 1), ("eos", 2), ("unk", 0), ("pad", 2)):
         getattr(writer, f"add_{name}_token_id")(index)
     if "template" not in without:
-        writer.add_chat_template("{{ messages[0].content }}")
+        writer.add_chat_template(TEMPLATE)
     weights = {name: draw.standard_normal(shape, dtype=np.float32) for name, shape in shapes().items()}
     for name, weight in {**weights, **{name: np.zeros(32, np.float32) for name in extra}}.items():
         if name.endswith("attn_v.weight"):
@@ -66,6 +74,17 @@ def write(path, *, pre="smollm", without=(), extra=()):
     writer.write_tensors_to_file()
     writer.close()
     return weights
+
+
+class TestConformance(ModelSuite):
+    @pytest.fixture
+    def builder(self, tmp_path):
+        write(tmp_path / "m.gguf")
+
+        def build(directory):
+            convert(tmp_path / "m.gguf", directory)
+
+        return pretrained(build)
 
 
 def test_weights_get_their_names_and_queries_their_order_of_rows(tmp_path):

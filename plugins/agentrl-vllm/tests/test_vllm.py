@@ -1,6 +1,7 @@
 """The engine `vllm`: it passes the conformance suite, and says what a server lacks."""
 
 import asyncio
+import math
 import runpy
 import sys
 import types
@@ -9,8 +10,10 @@ import attrs
 import pytest
 from starlette.responses import JSONResponse
 
+from agentrl_core.api.kept_tokens import ids_of
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.plugins.manager import load_registry
+from agentrl_core.types import Grammar
 from agentrl_testing.engines import EngineSuite, ask, collect, request, run
 from agentrl_vllm.engine import VLLMEngine
 from agentrl_vllm.program import FOR_SERVER
@@ -28,6 +31,11 @@ class OnVLLM(EngineSuite):
     @pytest.fixture
     def grammars(self):
         """At temperatures other than 0 and 1, as the suite asks, the logprobs without one cannot be had."""
+        return "refused"
+
+    @pytest.fixture
+    def masks(self):
+        """Only with --return-sampling-mask."""
         return "refused"
 
     @pytest.fixture
@@ -74,6 +82,73 @@ def test_raw_logprobs_serve_temperature_one_only(server, servers, start):
         run(ask(engine, PROMPT, temperature=0.5))
     result = run(ask(engine, PROMPT, top_p=0.9))
     assert result.logprobs == pytest.approx(servers.reference_logprobs(0, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def in_training(prompt, *, stream=False, **sampling):
+    return attrs.evolve(request(prompt, stream=stream, **sampling), return_kept=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_returns_masks_serves_top_p_and_top_k(server, servers, start, stream):
+    server.masks = True
+    engine = start()
+    asked = attrs.evolve(in_training(PROMPT, stream=stream, top_p=0.9, top_k=12, temperature=0.8), top_logprobs=5)
+    result = run(collect(engine.generate(asked), PROMPT))
+    assert len(result.kept) == len(result.ids) == 16
+    for index, mask in enumerate(result.kept):
+        before, left = [*PROMPT, *result.ids[:index]], ids_of(mask)
+        scores = {token: servers.reference_logprobs(0, before, [token], 0.8)[0] for token in left}
+        total = math.log(math.fsum(map(math.exp, scores.values())))
+        assert result.logprobs[index] == pytest.approx(scores[result.ids[index]] - total, abs=1e-9)
+        told = result.top_logprobs[index]
+        assert told == tuple((token, pytest.approx(scores[token] - total, abs=1e-9)) for token, _ in told)
+        assert len(told) == min(5, len(left))
+
+
+def test_a_grammar_needs_no_second_call_where_masks_say_what_it_left(server, start):
+    server.masks = True
+    engine = start()
+    before = len(server.asked)
+    grammar = Grammar(kind="regex", value="x")
+    result = run(collect(engine.generate(in_training(PROMPT, top_k=5, temperature=0.7, grammar=grammar))))
+    assert len(server.asked) == before + 1
+    assert all(max(ids_of(mask)) < 100 for mask in result.kept)
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 0}, {"top_k": 5, "temperature": 0.0}])
+def test_a_server_that_returns_masks_says_what_it_cannot_sample(server, start, sampling):
+    server.masks = True
+    with pytest.raises(UnservableError, match=r"set sampling.top_k and eval.top_k, for example to 50 \(1 is greedy\)"):
+        run(ask(start(), PROMPT, **sampling))
+
+
+def test_raw_logprobs_serve_no_training_with_top_p(server, start):
+    server.scaled = False
+    with pytest.raises(UnservableError, match="--return-sampling-mask"):
+        run(collect(start().generate(in_training(PROMPT, top_p=0.9))))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda masks: masks[1:], "2 token ids and 1 sampling masks"),
+        (lambda masks: [[0] if token != 0 else [1] for (token, *_) in masks], "its sampling mask does not have"),
+        (lambda masks: [[-1], *masks[1:]], "expected at least 0"),
+        (lambda masks: [], "returns no sampling masks"),
+    ],
+)
+def test_masks_that_cannot_be_right_are_never_used(server, start, spoil, message):
+    server.masks = True
+    engine = start()
+
+    def spoiled(body):
+        (choice,) = body["choices"]
+        choices = [choice | {"sampling_mask": spoil(choice["sampling_mask"])}]
+        return body | {"choices": choices}
+
+    server.spoil = spoiled
+    with pytest.raises(EngineError, match=message):
+        run(collect(engine.generate(in_training(PROMPT, top_k=5, max_tokens=2))))
 
 
 def test_a_server_without_control_routes_samples_and_says_that_it_takes_no_weights(server, start, new_weights):

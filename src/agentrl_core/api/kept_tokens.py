@@ -84,4 +84,7 @@ def decompress(data: bytes) -> KeptTokens:
         raise ValueError(f"these bytes are no sampling masks: {len(distances)} ids for {length} tokens")
     sums = np.concatenate(([0], np.cumsum(distances)))
     ids = (sums[1:] - np.repeat(sums[ends - counts], counts)).astype("<u4").tobytes()
-    return tuple(ids[ID_BYTES * (end - count) : ID_BYTES * end] for end, count in zip(ends.tolist(), counts.tolist()))
+    return tuple(
+        ids[ID_BYTES * (end - count) : ID_BYTES * end]
+        for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
+    )

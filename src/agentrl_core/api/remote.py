@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import attrs
 
 from agentrl_core.errors import EngineError, UnavailableError
-from agentrl_core.types import FinishReason, Grammar
+from agentrl_core.types import FinishReason, Grammar, KeptTokens
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest
@@ -51,6 +51,8 @@ class ServerRequest:
     seed: int
     grammar: Grammar | None
     top_logprobs: int
+    return_kept: bool = False
+    """Whether top-p or top-k apply and the sampling masks are needed."""
     stream: bool
     model: str
     """Name under which the server serves the model."""
@@ -68,6 +70,8 @@ class ReplyPart:
     past_labels: tuple[str, ...] = ()
     """The same for the tokens of the earlier events, if the server tells it only at the end of a stream."""
     finish_reason: FinishReason | None = None
+    kept: KeptTokens = ()
+    """Sampling masks of `ids`, if the server tells them; `logprobs` are then renormalised over them. [T]"""
     stop_string: str | None = None
     """The stop string that ended the output; None also if the server does not tell, then it is looked up."""
     cached_tokens: int | None = None
@@ -87,18 +91,22 @@ class Served:
     """Whether it can load new weights while it runs."""
     has_raw_logprobs: bool = False
     """Whether its logprobs ignore the temperature."""
+    returns_kept: bool = False
+    """Whether it returns sampling masks with every output (vLLM's `--return-sampling-mask`)."""
     notice: str = ""
     """Message to the user about this server; empty if there is nothing to say."""
 
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """A control call, sent as POST. It must be repeatable: it is sent again if its reply is lost."""
+    """A control call, sent as POST. It is sent again if its reply is lost, unless it is to be sent `once`."""
 
     path: str
     body: Mapping[str, Any] = attrs.field(factory=dict)
     expected: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields that the reply must have, for routes that tell a failure with status 200."""
+    once: bool = False
+    """Whether it fails instead: a second call would wait for weights that were sent with the first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -191,7 +199,8 @@ class ServerProtocol(Protocol):
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:
         """Return why this server would return other logprobs for `request` than the embedded engine; None if equal.
 
-        Those are the logprobs of the distribution after the temperature, and before top-p, top-k and grammar.
+        Those are the logprobs of the distribution after the temperature, and before top-p, top-k and grammar; with
+        sampling masks, those after all of them.
         """
         ...
 

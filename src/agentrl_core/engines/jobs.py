@@ -144,9 +144,7 @@ class Job:
     def _too_short(self, num_tokens: int) -> bool:
         return num_tokens < self.request.sampling.min_tokens
 
-    def accept(
-        self, token: int, logprob: float, version: int, likeliest: Likeliest = (), mask: bytes = b""
-    ) -> None:
+    def accept(self, token: int, logprob: float, version: int, likeliest: Likeliest = (), mask: bytes = b"") -> None:
         """Append a sampled token and record whether it ends the generation."""
         self.ids.append(token)
         self.logprobs.append(logprob)

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 IDLE_KNOBS = (0.0, 1.0, 1.0, 0.0)
 """Parameters for rows whose job has ended while the rest of the batch continues; their tokens are discarded."""
 
-NO_ROWS, NO_TOKENS = torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.bool)
+NO_TOKENS = torch.empty(0, 0, dtype=torch.bool)
 
 
-def lay_out(jobs: Sequence[Job]) -> Draw:
-    """Return the `Draw` of one row per job; a job that may sample no token at all ends with an error."""
+def lay_out(jobs: Sequence[Job], device: torch.device) -> Draw:
+    """Return the `Draw` of one row per job, on `device`; a job that may sample no token at all ends with an error."""
     knobs = [job.draw_knobs() if job.reason is None else IDLE_KNOBS for job in jobs]
     constrained = [row for row, job in enumerate(jobs) if job.reason is None and (job.constraint or job.barred)]
     telling = [row for row, job in enumerate(jobs) if job.request.top_logprobs and job.reason is None]
     return Draw(
-        knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()),
+        knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()).to(device, non_blocking=True),
         any_greedy=any(temperature == 0 for _, temperature, _, _ in knobs),
-        truncated=_rows(row for row, (_, _, top_p, top_k) in enumerate(knobs) if top_p < 1 or top_k > 0),
-        keeping=_rows(row for row, job in enumerate(jobs) if job.reason is None and job.keeps),
-        constrained=_rows(constrained),
-        allowed=_allowed([jobs[row] for row in constrained]) if constrained else NO_TOKENS,
-        telling=_rows(telling),
+        truncated=_rows((row for row, (_, _, top_p, top_k) in enumerate(knobs) if top_p < 1 or top_k > 0), device),
+        keeping=_rows((row for row, job in enumerate(jobs) if job.reason is None and job.keeps), device),
+        constrained=_rows(constrained, device),
+        allowed=_allowed([jobs[row] for row in constrained]).to(device) if constrained else NO_TOKENS,
+        telling=_rows(telling, device),
         num_likeliest=max((jobs[row].request.top_logprobs for row in telling), default=0),
     )
 
@@ -59,9 +59,8 @@ def hand_out(
         job.accept(int(ids[row]), logprobs[row], version, likeliest, mask)
 
 
-def _rows(rows: Iterable[int]) -> Tensor:
-    found = list(rows)
-    return torch.tensor(found) if found else NO_ROWS
+def _rows(rows: Iterable[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(rows), dtype=torch.int64, device=device)
 
 
 def _masks(draw: Draw, kept_2E: Tensor) -> dict[int, bytes]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from agentrl_core.api.kept_tokens import mask_of
+from agentrl_core.api.kept_tokens import ids_of, mask_of
 from agentrl_core.engines.jobs import Job, Mailbox, check_request, deliver
 from agentrl_core.engines.stopping import load_decode
 from agentrl_core.errors import EngineError
@@ -46,8 +46,8 @@ class ScriptedEngine:
 
     A reply that meets none of these ends with finish reason `stop`. Logprobs are a hash of the ids up to their token
     and of the policy version. In `top_logprobs` the first entry is the token's own, and the others are made up, and so
-    are sampling masks. The engine ignores grammars and images; the log keeps them with their request. Stop strings need the tokenizer of
-    `model_dir`. `seed` has no effect.
+    are sampling masks. The engine ignores grammars and images; the log keeps them with their request. Stop strings need
+    the tokenizer of `model_dir`. `seed` has no effect.
     """
 
     cpu_seconds = 0.0
@@ -170,7 +170,9 @@ class ScriptedEngine:
                 if not self._paused:
                     logprob = _logprob(job.ids, token, self.version)
                     likeliest = _likeliest(token, logprob, job.request.top_logprobs)
-                    job.accept(token, logprob, self.version, likeliest, _mask(job, token))
+                    mask = _mask(job, token)
+                    told = [pair for pair in likeliest if not mask or pair[0] in ids_of(mask)]
+                    job.accept(token, logprob, self.version, tuple(told), mask)
                     return job.reason is None
                 mailbox = Mailbox()
                 self._waiting.append(mailbox)

@@ -12,14 +12,15 @@ FEW = 128
 """Number of likeliest tokens that top-p looks at first. In nearly all rows of a trained model they suffice."""
 
 
-def least_kept(weights_RV: Tensor, top_p_R: Tensor, top_k_R: Tensor) -> Tensor:
+def least_kept(weights_RV: Tensor, top_p_R: Tensor, top_k_R: Tensor, few: int = FEW) -> Tensor:
     """Return the smallest probability that is left to sample from, [R, 1]; the likeliest token always stays.
 
     `weights_RV` are probabilities, or proportional to them. Tokens of equal probability stay or go together, as in vLLM
-    and transformers: which of them a sort puts first may depend on the other rows.
+    and transformers: which of them a sort puts first may depend on the other rows. Leave out `few`: it stands here
+    because TorchScript reads no constants of a module.
     """
     size = weights_RV.shape[1]
-    most = int(torch.where(top_k_R > 0, top_k_R, float(FEW)).max())
+    most = int(torch.where(top_k_R > 0, top_k_R, float(few)).max())
     if most < size:
         ordered_RK = weights_RV.topk(most, dim=1)[0]
         least_R1, is_enough = _least(weights_RV, ordered_RK, top_p_R, top_k_R)

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -31,9 +31,11 @@ from agentrl_core.stores.files import (
     replace_folder,
     restore_replaced,
 )
-from agentrl_core.training.master_weights import MasterWeights
 from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifest
+
+if TYPE_CHECKING:
+    from agentrl_core.training.master_weights import MasterWeights
 
 OPTIMIZER = "optimizer.pt"
 MASTERS = "master_weights.pt"
@@ -108,7 +110,7 @@ def save_checkpoint(
         companions.write(draft)
         _write(draft / OPTIMIZER, optimizer.state_dict())
         if masters.copies:
-            _write(draft / MASTERS, dict(masters.copies))
+            _write(draft / MASTERS, {name: master.detach() for name, master in masters.copies.items()})
         text = json.dumps(state | {_MANIFEST_KEY: MANIFEST}, indent=2)
         (draft / STATE).write_text(text, encoding="utf-8")
         write_manifest(draft, step=state["step"], version=state["version"])
@@ -170,7 +172,8 @@ def restore_checkpoint(
     """Load weights, masters and optimizer state, bit by bit; return the trainer state.
 
     A run may go on in another type (`model.dtype`): fp32 weights become the masters of bf16 ones, and the other way
-    round; nothing is rounded but the bf16 weights themselves. Raises `RunError` with the file's name if the checkpoint is incomplete or a file is not as it was written.
+    round; nothing is rounded but the bf16 weights themselves. Raises `RunError` with the file's name if the checkpoint
+    is incomplete or a file is not as it was written.
     """
     state = read_state(directory)
     path = directory / OPTIMIZER

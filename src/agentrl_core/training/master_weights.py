@@ -57,12 +57,14 @@ class MasterWeights:
         ]
         """Tensors for the optimizer, with the gradients of the module's weights."""
         for pair in self._narrow.values():
-            pair.weight.register_post_accumulate_grad_hook(partial(_move_gradient, pair.master))
+            pair.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch does not type it
+                partial(_move_gradient, pair.master)
+            )
 
     @property
-    def copies(self) -> Mapping[str, Tensor]:
+    def copies(self) -> Mapping[str, nn.Parameter]:
         """Name of each weight that has a master -> the master, which changes in place."""
-        return {name: pair.master.detach() for name, pair in self._narrow.items()}
+        return {name: pair.master for name, pair in self._narrow.items()}
 
     def zero_grad(self) -> None:
         """Free all gradients."""

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def adamw(
-    masters: MasterWeights, *, lr: float, betas: tuple[float, float], weight_decay: float
-) -> torch.optim.AdamW:
+def adamw(masters: MasterWeights, *, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
     """Make a fused AdamW optimizer of the trained weights; its state is fp32, and each step also sets the module."""
     optimizer = torch.optim.AdamW(masters.parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
     optimizer.register_step_post_hook(lambda *_: masters.round_into_module())
@@ -209,6 +207,9 @@ class Updater:
             done.loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
             value += done.loss.item()
             self._count(found, done)
+            if batch.predictions.kept is not None:
+                certain = (batch.predictions.kept.counts == 1)[batch.prediction]
+                found.add("certain_share", certain.sum(), len(certain))
         records = sorted({record for batch, _ in parts for record in batch.record.tolist()})
         return _Share(loss=value, culprits=culprits, means=found, records=records)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentrl_core.batching.packing import MicroBatch
+    from agentrl_core.batching.packing import MicroBatch, Predictions
     from agentrl_core.training.attention import AttentionName
 
 
@@ -113,8 +113,9 @@ class Policy:
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of the loss tokens and the entropy of each one's distribution. [N] each, in nats.
 
-        Both are at the temperature that the token was sampled at. Equal predictions of several loss tokens are computed
-        once and get the sum of their gradients. The entropy has a gradient only with `entropy_gradient`.
+        Both are at the temperature that the token was sampled at, and renormalised over its sampling mask. Equal
+        predictions of several loss tokens are computed once and get the sum of their gradients. The entropy has a
+        gradient only with `entropy_gradient`.
         """
         logprobs, entropy = self._attention.logprobs(self._network, batch)
         logprobs, entropy = logprobs[batch.prediction], entropy[batch.prediction]
@@ -202,15 +203,18 @@ class Network:
         names = inspect.signature(self.model.base_model.forward).parameters
         return {"cache_params" if "cache_params" in names else "past_key_values": cache, "use_cache": True}
 
-    def score(self, states: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of `tokens` after `states`, and each distribution's entropy. [U] each, in nats.
+    def score(self, states: Tensor, wanted: Predictions) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of predictions, and each distribution's entropy. [U] each, in nats.
 
-        `states` as returned by `states`; `temperature` [U].
+        `states` as returned by `states`. Both are renormalised over the predictions' sampling masks.
         """
+        token, temperature, kept = wanted.token, wanted.temperature, wanted.kept
         if self.head is None:
-            logprobs, entropy = logits_logprobs(states, tokens, temperature=temperature, entropy=True)
+            logprobs, entropy = logits_logprobs(states, token, temperature=temperature, entropy=True, kept=kept)
         else:
-            logprobs, entropy = token_logprobs(states, self.head, tokens, temperature=temperature, entropy=True)
+            logprobs, entropy = token_logprobs(
+                states, self.head, token, temperature=temperature, entropy=True, kept=kept
+            )
         if entropy is None:
             raise AssertionError("expected an entropy, because it was requested; found None")
         return logprobs, entropy

@@ -10,7 +10,7 @@
 | `records` | record | its id |
 | `interactions` | LLM call, without its arrays | |
 | `tool_calls` | tool call with what the model was shown; very long contents are in `arrays` | |
-| `arrays` | LLM call (several for very long ones): token ids and logprobs as 32-bit values, little endian, and sampling masks | |
+| `arrays` | LLM call (several for very long ones): token ids and logprobs in 32 bits, and sampling masks | |
 | `tools` | list of tools that calls were offered | `RUN/DIGEST` |
 | `sessions` | session of a record | the record's id |
 | `steps`, `versions` | optimizer step, weight publication | |

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.api.remote import (
     FINISH_REASONS,
     Command,
@@ -24,6 +25,7 @@ from agentrl_core.api.remote import (
     wrong_reply,
 )
 from agentrl_core.errors import EngineError
+from agentrl_vllm.transfer import VLLMCollective, VLLMHandles
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
@@ -33,12 +35,16 @@ _CALL_PREFIX = "generate-tokens-"
 _MOST_TOP_LOGPROBS = 19
 """One below vLLM's default of `--max-logprobs`, because the sampled token takes the place of one."""
 
+_NO_LOGPROB = -9999.0
+
 
 class VLLM:
     """vLLM's route from token ids to token ids (see `ServerProtocol`)."""
 
     name = "vLLM"
     path = "/inference/v1/generate"
+    collective = VLLMCollective()
+    handles = VLLMHandles()
 
     async def describe(self, calls: ServerCalls, served: Served) -> Served:
         """Find out whether the server takes weights, and how it computes logprobs.
@@ -50,7 +56,7 @@ class VLLM:
             # A run that ended early may have left the server paused, and the probe below would wait for its end.
             for command in self.resume():
                 await calls.post(command.path, command.body)
-        served = attrs.evolve(served, has_raw_logprobs=await self._has_raw_logprobs(calls, served.model))
+        served = await self._probed(calls, served)
         if info is None:
             return attrs.evolve(
                 served,
@@ -61,21 +67,25 @@ class VLLM:
         label = info.get("weight_version")
         return attrs.evolve(served, label=None if label is None else str(label))
 
-    async def _has_raw_logprobs(self, calls: ServerCalls, model: str) -> bool:
-        """Return whether the logprobs ignore the temperature, as they do by default."""
+    async def _probed(self, calls: ServerCalls, served: Served) -> Served:
+        """Find out whether the logprobs ignore the temperature, as they do by default, and whether masks come along."""
         seen: list[TopLogprobs] = []
+        returns_kept = False
         for temperature in (1.0, 2.0):
-            request = attrs.evolve(_PROBE, model=model, temperature=temperature)
+            request = attrs.evolve(_PROBE, model=served.model, temperature=temperature)
             reply = await calls.post(self.path, self.body(request))
             if reply is None:
                 raise EngineError(
                     f"vLLM has no route {self.path}; start vLLM 0.32 or newer, with --enable-scale-out if it needs that"
                 )
-            seen += self.part(request, reply, 0).top_logprobs
+            part = self.part(request, reply, 0)
+            seen += part.top_logprobs
+            returns_kept = bool(part.kept)
         (first, second), (third, fourth) = ([logprob for _, logprob in top] for top in seen)
         # If scaled, temperature 2 halves the distance between the logprobs of two tokens. Compare with both outcomes.
         distance, scaled = first - second, third - fourth
-        return abs(scaled - distance) <= abs(scaled - distance / 2)
+        is_raw = abs(scaled - distance) <= abs(scaled - distance / 2)
+        return attrs.evolve(served, has_raw_logprobs=is_raw, returns_kept=returns_kept)
 
     async def workers(self, calls: ServerCalls) -> Sequence[str] | None:  # noqa: ARG002 (the protocol's)
         """Return None: routers of vLLM do not list the servers behind them."""
@@ -89,8 +99,18 @@ class VLLM:
                 f"temperature {sampling.temperature}: this vLLM server returns logprobs without it; start the server "
                 "with --logprobs-mode processed_logprobs, or sample with temperature 1"
             )
-        if not served.has_raw_logprobs and (sampling.top_p < 1 or sampling.top_k > 0):
-            return "top_p and top_k: this vLLM server returns logprobs after both; sample with top_p 1 and all tokens"
+        if served.returns_kept and not (sampling.temperature > 0 and sampling.top_k):
+            return (
+                f"temperature {sampling.temperature:g} with top_k {sampling.top_k}: a vLLM server that returns "
+                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, for example to 50 (1 is greedy), "
+                "or start it without --return-sampling-mask"
+            )
+        truncated = sampling.top_p < 1 or sampling.top_k > 0
+        if truncated and not served.returns_kept and (request.return_kept or not served.has_raw_logprobs):
+            return (
+                "top_p and top_k: this vLLM server does not say which tokens they left; start it with "
+                "--return-sampling-mask and --logprobs-mode processed_logprobs, or sample with top_p 1 and all tokens"
+            )
         if request.top_logprobs > _MOST_TOP_LOGPROBS:
             return f"top_logprobs {request.top_logprobs}: vLLM tells at most {_MOST_TOP_LOGPROBS}"
         return None
@@ -152,6 +172,7 @@ class VLLM:
             top_logprobs=tuple(_top(entry, request.top_logprobs) for entry in content) if request.top_logprobs else (),
             labels=labels,
             past_labels=past,
+            kept=tuple(mask_of(mask) for mask in choice.get("sampling_mask") or ()),
             finish_reason=None if reason is None else FINISH_REASONS[reason],
             stop_string=_stop_string(choice),
             cached_tokens=cached,
@@ -163,7 +184,8 @@ class VLLM:
             "model": request.model,
             "request_id": request.id,
             "token_ids": [*request.prompt_ids, *output_ids],
-            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
+            # A server that returns sampling masks refuses requests without top_k.
+            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0},
             "stream": False,
         }
 
@@ -251,7 +273,8 @@ def _grammar(grammar: Grammar) -> dict[str, Any]:
 
 def _top(entry: Mapping[str, Any], most: int) -> TopLogprobs:
     """Read `[{"token_id": 5, "logprob": -0.1, …}, …]`, which contains the sampled token besides the likeliest."""
-    pairs = [(top["token_id"], top["logprob"]) for top in entry["top_logprobs"]]
+    # Tokens that top-p and top-k left out come with a number that stands for minus infinity.
+    pairs = [(top["token_id"], top["logprob"]) for top in entry["top_logprobs"] if top["logprob"] > _NO_LOGPROB]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most])
 
 
@@ -262,7 +285,7 @@ _PROBE = ServerRequest(
     max_tokens=1,
     temperature=1.0,
     top_p=1.0,
-    top_k=0,
+    top_k=2,  # a server that returns sampling masks refuses 0
     stop=(),
     stop_token_ids=(),
     seed=1,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import EngineError
-
-if TYPE_CHECKING:
-    from agentrl_core.engines.remote.server import RemoteServer
 
 
 class Addresses(Protocol):
@@ -84,27 +81,3 @@ class UrlList:
                     continue
             found[url] = None
         return list(found)
-
-
-def addresses_of(
-    url: str | tuple[str, ...] | None, servers_file: Path | None, connect: Callable[[str], RemoteServer]
-) -> Addresses:
-    """Return the list of servers that the options name; raises ValueError unless exactly one of them does."""
-    urls = (url,) if isinstance(url, str) else tuple(url or ())
-    if (servers_file is None) == (not urls):
-        raise ValueError("expected one of the options 'url', 'servers_file' and 'launch', which say where servers are")
-    if len(set(urls)) < len(urls):
-        raise ValueError(f"'url' names a server twice: {', '.join(urls)}")
-    if servers_file is not None:
-        return AddressFile(servers_file)
-    for address in urls:
-        connect(address).close()  # a wrong address is told before anything starts
-
-    async def workers(address: str) -> Sequence[str] | None:
-        server = connect(address)
-        try:
-            return await server.control.workers()
-        finally:
-            server.close()
-
-    return UrlList(urls, workers)

@@ -63,12 +63,7 @@ class ServerControl:
                 raise TypeError(f"found the model {card['id']!r:.60} with max_model_len {length!r:.60}")
             served = Served(model=card["id"], context_length=length, model_path=str(card.get("root") or ""))
         with self._expected():
-            try:
-                return await self._protocol.describe(self, served)
-            except EngineError as error:
-                if self._client.url in str(error):
-                    raise
-                raise EngineError(f"{self._client.url}: {error}") from error
+            return await self._protocol.describe(self, served)
 
     async def workers(self) -> Sequence[str] | None:
         """Return the addresses of the servers behind a router; None if this is a server itself."""
@@ -101,9 +96,13 @@ class ServerControl:
 
     @contextlib.contextmanager
     def _expected(self, path: str = "") -> Iterator[None]:
-        """Convert errors of reading a server's self-description into an `EngineError`."""
+        """Convert errors of reading a self-description into an `EngineError`, and add the address to others."""
         try:
             yield
+        except EngineError as error:
+            if self._client.url in str(error):
+                raise
+            raise EngineError(f"{self._client.url}: {error}") from error
         except SHAPE_ERRORS as error:
             raise EngineError(f"{self._client.url}{path}: {misread(self._protocol.name, error)}") from error
 
@@ -120,6 +119,15 @@ class ServerControl:
     async def load(self, directory: Path, label: str) -> None:
         """Have the server read weights from a directory that it sees under the same path."""
         await self._run(self._protocol.load_weights(directory, label), silence_s=self._load_timeout_s)
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._client.url
+
+    async def send(self, commands: Sequence[Command]) -> None:
+        """Send commands of a publication, each with as long a silence as loading weights may take."""
+        await self._run(commands, silence_s=self._load_timeout_s)
 
     async def abort(self, call_id: str) -> None:
         """End one call; the server ignores unknown ids."""
@@ -149,9 +157,9 @@ class ServerControl:
     async def _send(self, command: Command, silence_s: float | None) -> None:
         """Send a command; raise `AwayError` if it may be sent again later, because the server is not there.
 
-        All commands may be repeated. Pausing, resuming and aborting have no further effect the second time, and a load
-        names a directory and a version that no other load has. Silence is not a reason to repeat: a server that needs
-        longer than `load_timeout_s` would only start again.
+        All commands but those that say `once` may be repeated. Pausing, resuming and aborting have no further effect
+        the second time, and a load names a directory and a version that no other load has. Silence is not a reason to
+        repeat: a server that needs longer than `load_timeout_s` would only start again.
         """
         path, body = command.path, orjson.dumps(command.body)
         where = f"{self._client.url}{path}"
@@ -163,7 +171,9 @@ class ServerControl:
                     return
                 said = error_text(await reply.read_beginning())
         except ExchangeError as error:
-            kind = AwayError if error.fault in {"connect", "broken"} else EngineError
+            # Without a connection the server has not got the command at all.
+            again = {"connect"} if command.once else {"connect", "broken"}
+            kind = AwayError if error.fault in again else EngineError
             raise kind(f"{path}: {error}") from error
-        kind = AwayError if reply.status in _NOT_READY else EngineError
+        kind = AwayError if reply.status in _NOT_READY and not command.once else EngineError
         raise kind(f"{where}: status {reply.status}: {said}")

@@ -70,6 +70,8 @@ class ServerPool:
         """Return why one of the servers would return other logprobs than the embedded engine; None if none would."""
         sampling = request.sampling
         constrained = sampling.grammar is not None or sampling.min_tokens > 0
+        # Sampling masks say what the constraint left, and logprobs come renormalised over them, in the first call.
+        constrained = constrained and not (request.return_kept and sampling.truncates)
         rule = "min_tokens" if sampling.grammar is None else "a grammar"
         if request.images:
             return "images are not sent to model servers; leave them out"
@@ -114,7 +116,9 @@ class ServerPool:
         key = request.group or request.session or request.request_id
         server = self._chosen.get(key)
         if server is None or server not in candidates:
-            chosen = min(candidates, key=lambda server: (server.num_placed, server.num_kept))
+            # A server that loads weights is waited for only by the groups that it has.
+            ready = [server for server in candidates if server.condition is Condition.READY]
+            chosen = min(ready or candidates, key=lambda server: (server.num_placed, server.num_kept))
             self._keep(key, server, chosen)
             return chosen
         self._chosen.move_to_end(key)

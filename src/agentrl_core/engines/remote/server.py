@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import enum
-import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from agentrl_core.http.server_client import ExchangeError, server_sent_events
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentrl_core.api.remote import ReplyPart, Served, ServerProtocol, ServerRequest
     from agentrl_core.engines.remote.calls import RemoteCall
@@ -87,6 +86,16 @@ class RemoteServer:
         """The server's address."""
         return self._client.url
 
+    @property
+    def description(self) -> str:
+        """What the server serves, for people."""
+        if self.served is None:
+            return f"{self.url}: {self.condition.value}"
+        length = self.served.context_length
+        context = "" if length is None else f", {length:,} tokens of context"
+        version = "other weights" if self.version == UNKNOWN else f"version {self.version}"
+        return f"{self.url}: {self._protocol.name} {self.served.model!r}, {version}{context}, {self.condition.value}"
+
     def close(self) -> None:
         """End all connections."""
         self._client.close()
@@ -135,7 +144,7 @@ class RemoteServer:
             # is wrong.
             said = f"{self._where(request)}: the reply has ended without a finish reason"
             raise LostReplyError(said) if request.stream else UnavailableError(said, status=502)
-        if call.reason is not None and call.whole:
+        if call.reason is not None and call.whole and not call.kept:
             await self._score(call, request, version)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
@@ -166,7 +175,8 @@ class RemoteServer:
     def _take(self, call: RemoteCall, request: ServerRequest, version: int, reply: Any, num_seen: int) -> bool:
         """Read a reply or an event; return whether it has the finish reason."""
         try:
-            part = checked(request, self._protocol.part(request, reply, num_seen if request.stream else 0))
+            part = self._protocol.part(request, reply, num_seen if request.stream else 0)
+            part = checked(request, part, self._state.vocab_size)
         except SHAPE_ERRORS as error:
             told = f"{self._where(request)}: {misread(self._protocol.name, error)}"
             raise UnavailableError(told, status=502) from error
@@ -211,25 +221,43 @@ class RemoteServer:
         Servers exclude tokens (by a grammar, or before `min_tokens`) before they compute logprobs.
         """
         reason, call.reason = call.reason, None
-        body = orjson.dumps(self._protocol.scoring_body(request, call.ids))
-        try:
-            with await self._client.request("POST", self._protocol.path, body) as reply:
-                await self._check_status(request, reply)
-                data = await reply.read(_MOST_REPLY_BYTES)
-        except ExchangeError as error:
-            raise lost(self._where(request), error) from error
+        scores = await self.score(request, call.ids)
         # After a pause the scores may come from the new weights, for tokens that the old weights sampled. Without a
         # reason set, the output is sampled again.
         if not self._is_sampling or self.version != version:
             return
+        call.logprobs = list(scores)
+        call.reason = reason
+
+    async def score(self, request: ServerRequest, output_ids: Sequence[int]) -> tuple[float, ...]:
+        """Return the logprobs of `output_ids` after the request's prompt, at temperature 1; raises like `sample`."""
+        data = await self._ask(request, self._protocol.scoring_body(request, output_ids))
         try:
-            scores = self._protocol.scores(request, read_json(self._where(request), data), call.ids)
-            check_logprobs(request, tuple(call.ids), scores)
+            scores = self._protocol.scores(request, read_json(self._where(request), data), output_ids)
+            check_logprobs(request, tuple(output_ids), scores)
         except SHAPE_ERRORS as error:
             told = f"{self._where(request)}: the scores are not what {self._protocol.name} sends"
             raise UnavailableError(told, status=502) from error
-        call.logprobs = list(scores)
-        call.reason = reason
+        return scores
+
+    async def sample_one(self, request: ServerRequest) -> tuple[int, float]:
+        """Return the first token of an output that is not streamed, with its logprob; raises like `sample`."""
+        data = await self._ask(request, self._protocol.body(request))
+        try:
+            part = checked(request, self._protocol.part(request, read_json(self._where(request), data), 0))
+            return part.ids[0], part.logprobs[0]
+        except SHAPE_ERRORS as error:
+            told = f"{self._where(request)}: {misread(self._protocol.name, error)}"
+            raise UnavailableError(told, status=502) from error
+
+    async def _ask(self, request: ServerRequest, body: Mapping[str, Any]) -> bytes:
+        """Return the reply to a call that is not streamed."""
+        try:
+            with await self._client.request("POST", self._protocol.path, orjson.dumps(body)) as reply:
+                await self._check_status(request, reply)
+                return await reply.read(_MOST_REPLY_BYTES)
+        except ExchangeError as error:
+            raise lost(self._where(request), error) from error
 
     def _abandon(self, request: ServerRequest) -> None:
         """Have the server stop sampling at once, if it does not by itself when the connection closes."""
@@ -267,15 +295,3 @@ def _code(event: Mapping[str, Any]) -> int:
     error = event["error"]
     code = error.get("code") if isinstance(error, dict) else None
     return code if type(code) is int else 500
-
-
-def authorization(variable: str | None) -> dict[str, str]:
-    """Return the header with the server's key; the key never appears in messages."""
-    if variable is None:
-        return {}
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise EngineError(f"engine.api_key_env: the environment variable {variable} is empty or not set")
-    if not key.isascii() or not key.isprintable():
-        raise EngineError(f"engine.api_key_env: the value of {variable} has characters that an HTTP header cannot hold")
-    return {"authorization": f"Bearer {key}"}

@@ -8,6 +8,8 @@ from agentrl_core.errors import EngineError
 
 STARTED_LABEL = "default"
 """Name that servers give to the weights that they were started with."""
+MOST_TOKEN_IDS = 2**31
+"""Upper bound of token ids where the policy's configuration states none; a server refuses larger ones."""
 _MOST_VERSION_DIGITS = 18
 """Longest label that is read as a policy version; all such numbers fit 64 bits."""
 
@@ -19,6 +21,8 @@ class EngineState:
         self.lock = threading.Lock()
         self.version = 0
         self.paused = False
+        self.vocab_size = MOST_TOKEN_IDS
+        """Number of token ids that the policy can sample."""
         self.ended: str | None = "the engine has not been started"
         """Reason why the engine serves nothing; None while it does."""
         self._labels: dict[str, int] = {}

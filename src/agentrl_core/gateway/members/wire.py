@@ -28,8 +28,8 @@ _INT, _DOUBLE = "i", "d"
 GENERATE_REQUEST = accepted(
     {"prompt_ids": text("Token ids of the prompt: 4 bytes each, little endian, in base64.", minLength=1)},
     temperature=number("Temperature; `gateway.temperature` decides about trained calls.", minimum=0, maximum=1e6),
-    top_p=number("Nucleus sampling; ignored in calls that are trained.", exclusiveMinimum=0, maximum=1),
-    top_k=integer("Number of tokens to sample from; ignored in calls that are trained."),
+    top_p=number("Nucleus sampling; as for the temperature.", exclusiveMinimum=0, maximum=1),
+    top_k=integer("Number of tokens to sample from; as for the temperature."),
     max_tokens=integer("Most tokens of the reply.", minimum=1),
     min_tokens=integer("Least number of tokens of the reply."),
     stop=listed(text(minLength=1), "Texts that end the reply."),

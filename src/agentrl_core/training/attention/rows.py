@@ -42,7 +42,7 @@ class Rows:
                 chosen.append(own)
         # Rows were sorted by length; the scores go back into the order of the predictions.
         place = torch.cat(chosen).argsort()
-        return network.score(torch.cat(states)[place], wanted.token, wanted.temperature)
+        return network.score(torch.cat(states)[place], wanted)
 
 
 def _states(network: Network, batch: MicroBatch, rows: Sequence[int], own: Tensor) -> Tensor:
