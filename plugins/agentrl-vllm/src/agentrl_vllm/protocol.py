@@ -102,7 +102,7 @@ class VLLM:
         if served.returns_kept and not (sampling.temperature > 0 and sampling.top_k):
             return (
                 f"temperature {sampling.temperature:g} with top_k {sampling.top_k}: a vLLM server that returns "
-                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, for example to 50 (1 is greedy), "
+                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, such as to 50 (1 is greedy), "
                 "or start it without --return-sampling-mask"
             )
         truncated = sampling.top_p < 1 or sampling.top_k > 0
@@ -197,7 +197,8 @@ class VLLM:
     def pause(self) -> Sequence[Command]:
         """Abort what runs, and drop the prefix cache.
 
-        `mode=keep` would let requests go on with keys and values of the old weights, and so with logprobs of neither.
+        `mode=keep` would be exact in 0.32 if it clears the cache, which vLLM documents otherwise: it then computes keys
+        and values of kept requests anew, as much as an abort does (tests/servers/test_vllm_control.py).
         """
         return (Command(path="/pause?mode=abort"),)
 
