@@ -15,6 +15,7 @@ from agentrl_core.api.audit import (
     task_digest,
     tool_call_digest,
 )
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.api.stores import GroupRow, RunRow, SealRow, StepRow
 from agentrl_core.errors import UnstorableError
 from agentrl_core.types import (
@@ -50,6 +51,7 @@ RUN = RunRow(id="run", created_at=1.0, status="running", config={"seed": 1}, com
 
 CALLS = {
     "id": "b", "record_id": "s", "seq": 1, "parent": "p", "prompt_ids": (1, 3), "output_ids": (4,), "logprobs": (-0.2,),
+    "kept": (mask_of([4, 5]),),
     "versions": ((5, 1),), "messages": (), "output": {}, "tools": ({},), "sampling": Sampling(seed=1),
     "requested": {"top_p": 1}, "finish_reason": FinishReason.LENGTH, "model": "m", "api": "messages",
     "trainable": False, "upstream": "u", "cached_tokens": 1, "tool_errors": 1, "witness": "w", "retry_key": "k",

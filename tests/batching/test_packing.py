@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import Sample
 from agentrl_core.losses import AggregationConfig
@@ -186,3 +187,21 @@ def test_every_sample_is_in_exactly_one_update(members, updates):
     assert 1 <= len(shares) <= updates
     assert all(shares)
     assert sorted(id(item) for share in shares for item in share) == sorted(map(id, samples))
+
+
+def test_a_prediction_belongs_to_one_sampling_mask():
+    """Equal masks at one place share a prediction; a record of other weights may have another mask there."""
+    one, other, free = mask_of([3, 5]), mask_of([3]), b""
+    rows = [attrs.evolve(sample(3, record=record), kept=(mask,)) for record, mask in enumerate([one, other, one, free])]
+    (batch,) = pack([*rows, sample(3, record=4)], max_tokens=100, config=AggregationConfig()).micro_batches
+    kept = batch.predictions.kept
+    assert batch.predictions.place.tolist() == [1, 1, 1]
+    assert kept.counts[batch.prediction].tolist() == [2, 1, 2, 0, 0]
+    assert batch.prediction[0] == batch.prediction[2]
+    assert batch.prediction[3] == batch.prediction[4]
+    assert kept.part(batch.prediction).ids.tolist() == [3, 5, 3, 3, 5]
+
+
+def test_without_masks_there_are_no_kept_sets():
+    (batch,) = pack([sample(3)], max_tokens=100, config=AggregationConfig()).micro_batches
+    assert batch.predictions.kept is None

@@ -4,6 +4,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import training_samples
@@ -135,6 +136,30 @@ def test_an_interaction_whose_numbers_do_not_match_is_refused(episode, interacti
         lay_out([episode([interaction("bad", versions=[0])])], group)
     with pytest.raises(TrainingError, match="no prompt before it"):
         lay_out([episode([interaction("bad", prompt=())])], group)
+
+
+def test_loss_tokens_keep_their_sampling_masks(episode, interaction, group):
+    masks = (mask_of([3, 9]), mask_of([4]))
+    calls = [
+        interaction("t1", output=(3, 4), kept=masks),
+        interaction("t2", parent="t1", prompt=(5,), output=(6,)),
+        interaction("t3", parent="t2", prompt=(7,), output=(8, 9), trainable=False),
+    ]
+    (sample,) = lay_out([episode(calls)], group).samples
+    assert sample.kept == (*masks, b"")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kept": (mask_of([3]),)}, "2 output tokens and 1 sampling masks"),
+        ({"sampling": Sampling(top_p=0.9)}, r"sampled with top_p 0.9 and top_k 0, but the engine returned no sampling"),
+        ({"sampling": Sampling(top_k=5), "kept": (mask_of([3]), b"")}, "returned no sampling masks"),
+    ],
+)
+def test_a_truncated_distribution_without_its_masks_is_never_trained(episode, interaction, group, fields, message):
+    with pytest.raises(TrainingError, match=message):
+        lay_out([episode([interaction("bad", output=(3, 4), **fields)])], group)
 
 
 @st.composite

@@ -34,17 +34,13 @@ def test_the_defaults_of_areal_change_nothing_but_what_they_name(run_config):
     [
         ("gconfig", "greedy: true", "greedy sampling never explores, expected false"),
         ("gconfig", "greedy: 1", "expected false"),
-        ("gconfig", "top_p: 0.9", "samples of the whole distribution, expected 1"),
-        ("gconfig", "top_k: 50", "expected -1 for all tokens"),
-        ("gconfig", "top_k: true", "expected -1 for all tokens"),
         ("gconfig", "frequency_penalty: 0.1", "change the distribution that is trained, expected 0"),
         ("gconfig", "use_beam_search: true", "replies are sampled"),
         ("gconfig", "skip_special_tokens: some", "expected true or false"),
         ("gconfig", "lora_name: 3", "expected any text"),
         ("gconfig", "max_new_token: 3", "unknown option"),
-        ("eval_gconfig", "max_new_tokens: 9", "evaluations differ from training only in the temperature"),
+        ("eval_gconfig", "max_new_tokens: 9", "evaluations differ from training only in temperature, top_p and top_k"),
         ("eval_gconfig", "n_samples: 8", "samples each task once, expected 1"),
-        ("eval_gconfig", "top_p: 0.95", "expected 1"),
         ("eval_gconfig", "greedy: 1", "expected true or false"),
     ],
 )
@@ -55,6 +51,11 @@ def test_what_cannot_be_done_is_an_error_with_its_line(tmp_path, section, line, 
         load(path)
     assert f"config.yaml:3: {section}.{line.partition(':')[0]}: " in str(caught.value)
     assert told in str(caught.value)
+
+
+def test_top_p_and_top_k_have_counterparts(run_config):
+    native = run_config("", "sampling.top_p=0.9", "sampling.top_k=50", "eval.top_p=0.95")
+    assert run_config("gconfig: {top_p: 0.9, top_k: 50}\neval_gconfig: {top_p: 0.95}\n") == native
 
 
 @pytest.mark.parametrize("nothing", ["", " {}", " null"])

@@ -45,6 +45,17 @@ def logits(salt, ids):
     return np.random.default_rng(key).standard_normal(VOCAB) * 2.0
 
 
+def left_of(logits, top_p, top_k):
+    """Which tokens top-k and then top-p leave."""
+    ordered = np.sort(logits)[::-1]
+    left = logits >= ordered[min(top_k, len(logits)) - 1] if top_k > 0 else np.full(len(logits), fill_value=True)
+    odds = np.exp(log_softmax(np.where(left, logits, -np.inf)))
+    order = np.argsort(-odds, kind="stable")
+    before = odds[order].cumsum() - odds[order]
+    left[order[before >= top_p]] = False
+    return left
+
+
 def reference_logprobs(salt, prompt_ids, output_ids, temperature):
     ids = list(prompt_ids)
     found = []
@@ -72,6 +83,7 @@ class Sampled:
     def __init__(self, rid, prompt, label):
         self.rid, self.prompt, self.label = rid, prompt, label
         self.ids, self.logprobs, self.top = [], [], []
+        self.kept, self.renormalised = [], []
         self.finish = None
         self.aborted = False
 
@@ -97,10 +109,13 @@ class ModelServer:
         self.salt, self.label, self.context_length, self.key = 0, "default", 512, None
         self.scaled = True
         """Whether vLLM's logprobs take the temperature into account."""
+        self.masks = False
+        """Whether vLLM was started with --return-sampling-mask."""
         self.development = True
         """Whether vLLM was started with its control routes."""
-        self.spans = "new"
-        """Tokens that vLLM's weight versions are about: `new`, `all` of a stream so far, or None if it tells none."""
+        self.spans = "last"
+        """Weight versions of vLLM's streams: in the `last` event those of all tokens, as 0.32 does; in each event those
+        of its `new` tokens; or None if it tells none."""
         self.incremental = False
         """Whether SGLang's streams hold what is new only."""
         self.asked, self.controls, self.headers = [], [], []
@@ -116,6 +131,8 @@ class ModelServer:
         self.loads.set()
         self.workers, self.worker_type = None, "regular"
         """Addresses of the servers behind it, if it is a router."""
+        self.holds_cache = False
+        """Whether vLLM keeps its prefix cache, which it tells with status 200."""
         self.faults = []
         """Replies to give in place of a generation, first in first out."""
         self.probe_faults = []
@@ -155,13 +172,14 @@ class ModelServer:
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/abort_request": self._abort,
+            "/inference/v1/abort_requests": self._abort_all,
             "/update_weights_from_disk": self._load,
             "/pause": self._of_development(self._pause),
             "/resume": self._of_development(self._continue),
             "/collective_rpc": self._of_development(self._rpc),
             "/reset_prefix_cache": self._of_development(self._reset_prefix_cache),
             "/update_weight_version": self._of_development(self._name_weights),
-            "/weight_info": self._of_development(self._info),
+            "/weight_info": self._of_development(self._weight_info),
         }
         return Starlette(
             routes=[Route(path, self._checked(handler), methods=["GET", "POST"]) for path, handler in routes.items()]
@@ -204,6 +222,9 @@ class ModelServer:
     async def _info(self, _request, _body):
         return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})
 
+    async def _weight_info(self, _request, _body):
+        return JSONResponse({"weight_version": self.label})
+
     def _of_development(self, handler):
         """Routes that vLLM has only with VLLM_SERVER_DEV_MODE=1."""
 
@@ -236,6 +257,13 @@ class ModelServer:
         for rid, run in self._running.items():
             if rid.startswith(body["rid"]):
                 run.aborted = True
+        return Response(b"")
+
+    async def _abort_all(self, _request, body):
+        self.controls.append(("abort", body))
+        for rid in body["request_ids"]:
+            if rid in self._running:
+                self._running[rid].aborted = True
         return Response(b"")
 
     async def _load(self, _request, body):
@@ -271,8 +299,10 @@ class ModelServer:
     async def _reset_prefix_cache(self, _request, _body):
         """Until then, what is cached of the old weights would be used."""
         self.controls.append(("flush", {}))
+        if self.holds_cache:
+            return JSONResponse({"success": False})
         self.salt = self._loaded
-        return Response(b"")
+        return JSONResponse({"success": True})
 
     async def _name_weights(self, _request, body):
         self.controls.append(("name", body))
@@ -282,7 +312,7 @@ class ModelServer:
     # Sampling.
 
     async def _sample(
-        self, run, *, tokens, least, temperature, seed, stop, stop_ids, num_top, grammar, scaled, leaving
+        self, run, *, tokens, least, temperature, seed, stop, stop_ids, num_top, grammar, scaled, leaving, top_p, top_k
     ):
         """Yield after each token."""
         while not self._go.is_set():
@@ -303,10 +333,17 @@ class ModelServer:
                 raw[100 if grammar else len(raw) :] -= 1e4
                 raw[[token for token in stop_ids if len(run.ids) < least]] -= 1e4
                 told = log_softmax(raw / temperature if temperature and scaled else raw)
-                odds = np.exp(log_softmax(raw / temperature)) if temperature else None
-                token = int(raw.argmax()) if odds is None else int(np.searchsorted(odds.cumsum(), source.random()))
-                token = min(token, len(raw) - 1)
+                left = left_of(raw / (temperature or 1.0), top_p, top_k)
+                among = log_softmax(np.where(left, raw / (temperature or 1.0), -np.inf))
+                odds = np.exp(among).cumsum()
+                token = int(np.searchsorted(odds, source.random() * odds[-1], side="right")) if temperature else None
+                token = int(raw.argmax()) if token is None else min(token, len(raw) - 1)
+                if self.masks:
+                    told = np.maximum(among, -9999.0)  # processed_logprobs, which JSON can express
                 run.ids.append(token)
+                # Not in the order of their ids: SGLang sends the likeliest first.
+                run.kept.append([int(i) for i in np.argsort(-among, kind="stable")[: left.sum()]])
+                run.renormalised.append(float(among[token]))
                 run.logprobs.append(float(told[token]))
                 run.top.append([(int(i), float(told[i])) for i in np.argsort(-told, kind="stable")[:num_top]])
                 text = self.decode(run.ids)
@@ -323,12 +360,13 @@ class ModelServer:
             del self._running[run.rid]
 
     def _scored(self, ids):
-        return [None, *reference_logprobs(self.salt, ids[:1], ids[1:], 1.0)]
+        told = [log_softmax(self.logits(self.salt, ids[:index])) for index in range(1, len(ids))]
+        return [None, *(float(values[token]) for values, token in zip(told, ids[1:], strict=True))]
 
     def _reply(self, body):
         return JSONResponse(self.spoil(body) if self.spoil else body)
 
-    async def _sglang(self, request, body):
+    async def _sglang(self, request, body):  # noqa: C901  (all that a reply may have)
         self.asked.append(body)
         prompt, sampling = body["input_ids"], body["sampling_params"]
         if len(prompt) + sampling["max_new_tokens"] > self.context_length:
@@ -350,6 +388,8 @@ class ModelServer:
             num_top=body["top_logprobs_num"],
             grammar={"json_schema", "regex", "ebnf"} & sampling.keys(),
             scaled=True,
+            top_p=sampling["top_p"],
+            top_k=sampling["top_k"],
             leaving=request.is_disconnected,
         )
 
@@ -367,6 +407,10 @@ class ModelServer:
                 "cached_tokens": 8,
                 "output_token_logprobs": entries,
             }
+            if body["return_sampling_mask"]:
+                meta["output_token_sampling_mask"] = run.kept[first:]
+                meta["output_token_sampling_logprobs"] = run.renormalised[first:]
+                meta["output_token_sampling_mask_length"] = len(run.kept)
             if body["top_logprobs_num"]:
                 meta["output_top_logprobs"] = [[[v, i, None] for i, v in top] for top in run.top][first:]
             return {"text": self.decode(run.ids), "output_ids": run.ids[first:], "meta_info": meta}
@@ -396,9 +440,11 @@ class ModelServer:
             values = zip(prompt, self._scored(prompt), strict=True)
             tables = [None if value is None else {str(token): {"logprob": value, "rank": 1}} for token, value in values]
             return self._reply({"choices": [{"index": 0, "token_ids": [0]}], "prompt_logprobs": tables})
+        if self.masks and not (sampling["temperature"] > 0 and sampling["top_k"] > 0):
+            return JSONResponse({"error": {"message": "sampling distribution replay requires …", "code": 400}}, 400)
         if sampling["logprobs"] > 20:
             return JSONResponse({"error": {"message": "more than max_logprobs", "code": 400}}, 400)
-        run = Sampled(body["request_id"], prompt, self.label)
+        run = Sampled(f"generate-tokens-{body['request_id']}", prompt, self.label)
         steps = self._sample(
             run,
             tokens=sampling["max_tokens"],
@@ -410,6 +456,8 @@ class ModelServer:
             num_top=sampling["logprobs"],
             grammar=sampling.get("structured_outputs"),
             scaled=self.scaled,
+            top_p=sampling["top_p"],
+            top_k=sampling["top_k"],
             leaving=request.is_disconnected,
         )
 
@@ -418,9 +466,11 @@ class ModelServer:
             choice = {"index": 0, "token_ids": run.ids[seen:], "logprobs": {"content": content[seen:]}}
             num_told = len(run.ids) - (seen if self.spans == "new" else 0)
             spans = [{"version": run.label, "start": 0, "end": num_told}]
-            # The stop string that matched is not told.
-            choice |= {"finish_reason": run.finish, "weight_versions": spans if self.spans else None}
-            return {"request_id": run.rid, "choices": [choice | {"routed_experts": None}]}
+            told = run.ids and (self.spans == "new" or (self.spans == "last" and run.finish))
+            choice |= {"finish_reason": run.finish, "weight_versions": spans if told else None}
+            choice |= {"stop_reason": run.matched if run.finish == "stop" else None, "routed_experts": None}
+            choice |= {"sampling_mask": run.kept[seen:]} if self.masks else {}
+            return {"request_id": run.rid, "choices": [choice]}
 
         if body["stream"]:
             return StreamingResponse(self._vllm_events(run, steps, shape), media_type="text/event-stream")
@@ -434,9 +484,7 @@ class ModelServer:
             if run.finish is None:
                 yield _event(shape(seen))
                 seen = len(run.ids)
-        # An event without new tokens is left out, and an abort's finish reason with it.
-        if seen < len(run.ids):
-            yield _event(shape(seen))
+        yield _event(shape(seen))  # also an abort's, which has no new tokens
         yield _event({"choices": [], "usage": self._usage(run)})
         yield "data: [DONE]\n\n"
 
@@ -448,8 +496,8 @@ class ModelServer:
     @staticmethod
     def _entry(token, logprob, top, *, most):
         """The first of the likeliest is the sampled token."""
-        likeliest = [{"token": f"token_id:{i}", "logprob": value} for i, value in {token: logprob, **dict(top)}.items()]
-        return {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": likeliest[:most]}
+        likeliest = [{"token_id": i, "logprob": value, "rank": 1} for i, value in {token: logprob, **dict(top)}.items()]
+        return {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": likeliest[:most]}
 
     @staticmethod
     def _steps(run):

@@ -212,6 +212,26 @@ def test_a_live_module_travels_over_a_directory_that_goes_away(server, servers, 
     assert not Path(path).exists()
 
 
+def test_weights_are_written_before_the_servers_pause(server, servers, start, kind):
+    class Module(torch.nn.Module):
+        def save_pretrained(self, directory):
+            assert "pause" not in [name for name, _ in server.controls]
+            servers.write_weights(directory, 3)
+
+    engine, source = start(kind), ModuleWeights(Module())
+    server.controls.clear()
+
+    async def publish():
+        await engine.prepare_weights(2, source)
+        assert server.controls == []
+        return await engine.load_weights(2, source)
+
+    publication = run(publish())
+    assert (publication.version, publication.path) == (2, "disk")
+    assert publication.bytes > 0
+    assert 0 < publication.stall_s <= publication.seconds
+
+
 def test_weights_that_cannot_be_read_leave_the_old_ones(server, start, kind, tmp_path):
     engine = start(kind)
 

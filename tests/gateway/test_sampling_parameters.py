@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from agentrl_core.api.kept_tokens import ids_of
 from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.engines import scripted
 from agentrl_core.gateway.sampling_parameters import call_seed
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
@@ -45,9 +47,54 @@ def test_allow_lets_the_agent_choose_but_not_zero(make_gateway, open_session, se
     gateway = make_gateway(temperature="allow")
     session = open_session(gateway)
     assert send_to(gateway, session, {**BODY, "temperature": 0}).status_code == 400
-    assert send_to(gateway, session, {**BODY, "temperature": 0.5, "top_p": 0.5}).status_code == 200
-    assert (only(store).sampling.temperature, only(store).sampling.top_p) == (0.5, 1.0)
+    assert send_to(gateway, session, {**BODY, "temperature": 0.5, "top_p": 0.5, "top_k": 7}).status_code == 200
+    assert (only(store).sampling.temperature, only(store).sampling.top_p, only(store).sampling.top_k) == (0.5, 0.5, 7)
     assert gateway.forced_temperatures == 0
+    assert only(store).requested == {}
+    assert len(only(store).kept) == len(only(store).output_ids)
+
+
+@pytest.mark.parametrize(("asked", "named"), [({"top_p": 0.5}, "top_p 0.5 differs from the policy's 0.9"),
+                                              ({"top_k": 3}, "top_k 3 differs from the policy's 20")])  # fmt: skip
+def test_refuse_names_another_top_p_and_top_k(make_gateway, open_session, send_to, store, asked, named):
+    gateway = make_gateway(temperature="refuse", sampling=SamplingConfig(top_p=0.9, top_k=20))
+    session = open_session(gateway)
+    reply = send_to(gateway, session, {**BODY, **asked})
+    assert reply.status_code == 400
+    assert named in reply.json()["error"]["message"]
+    assert (reply.json()["error"]["param"], store.interactions) == (*asked, [])
+    assert send_to(gateway, session, {**BODY, "top_p": 0.9, "top_k": 20}).status_code == 200
+
+
+def test_the_policys_top_p_and_top_k_are_sampled_with_masks(make_gateway, open_session, send_to, store, engine):
+    gateway = make_gateway(sampling=SamplingConfig(top_p=0.9, top_k=20))
+    send_to(gateway, open_session(gateway), {**BODY, "top_p": 1, "top_k": -1})
+    assert (only(store).sampling.top_p, only(store).sampling.top_k) == (0.9, 20)
+    assert only(store).requested == {"top_p": 1, "top_k": -1}
+    assert engine.log[0].request.return_kept
+    assert all(token in ids_of(mask) for token, mask in zip(only(store).output_ids, only(store).kept, strict=True))
+
+
+@pytest.mark.parametrize("how", ["evaluation", "not trained", "all tokens"])
+def test_calls_that_need_no_masks_ask_for_none(make_gateway, open_session, send_to, store, engine, how):
+    sampling = SamplingConfig() if how == "all tokens" else SamplingConfig(top_k=20)
+    gateway = make_gateway(sampling=sampling)
+    headers = {"x-agentrl-trainable": "false"} if how == "not trained" else {}
+    session = open_session(gateway, is_eval=how == "evaluation", sampling=sampling)
+    assert send_to(gateway, session, BODY, headers=headers).status_code == 200
+    assert not engine.log[0].request.return_kept
+    assert only(store).kept == ()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_without_masks_ends_a_run_that_needs_them(
+    make_gateway, open_session, send_to, store, engine, monkeypatch, stream
+):
+    monkeypatch.setattr(scripted, "_mask", lambda *_: b"")
+    gateway = make_gateway(sampling=SamplingConfig(top_k=20))
+    reply = send_to(gateway, open_session(gateway), {**BODY, "stream": stream})
+    assert "returned no sampling masks" in reply.text
+    assert store.interactions == []
 
 
 def test_evaluation_samples_as_the_agent_likes(make_gateway, open_session, send_to, store):

@@ -99,10 +99,6 @@ TABLE = [
                 "pad(batch.positions, padding)[None]",
                 "pad(torch.arange(len(batch.positions)), padding)[None]",
             ),
-            "temperature left out": (
-                "network.score(states, wanted.token, wanted.temperature)",
-                "network.score(states, wanted.token, torch.ones_like(wanted.temperature))",
-            ),
             "states one token early": (
                 "torch.zeros_like(wanted.place),\n                wanted.place,",
                 "torch.zeros_like(wanted.place),\n                (wanted.place - 1).clamp_min(0),",

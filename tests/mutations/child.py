@@ -81,7 +81,18 @@ def work(job: Job, tell: Callable[[Ended], Any]) -> None:
         server = serve(*job.mutation) if job.mutation else None
         notice = _Notice()
         marks = () if job.slow else ("-m", "not slow")
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short", "--rootdir", str(job.root), *marks]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "pytest_timeout",
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
+            "--rootdir",
+            str(job.root),
+            *marks,
+        ]
         code = 0
         for number, tests in enumerate(job.tests):  # one after the other: the later are seldom needed
             code = int(pytest.main([*options, "--basetemp", str(folder / f"tmp{number}"), tests], plugins=[notice]))

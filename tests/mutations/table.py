@@ -1,11 +1,23 @@
 """Table of all mutations, by topic."""
 
-from tests.mutations import advantages, attention, corrections, logprobs, losses, packing, signals, supervised, training
+from tests.mutations import (
+    advantages,
+    attention,
+    corrections,
+    logprobs,
+    losses,
+    masks,
+    packing,
+    signals,
+    supervised,
+    training,
+)
 
 TABLE = (
     *losses.TABLE,
     *corrections.TABLE,
     *logprobs.TABLE,
+    *masks.TABLE,
     *packing.TABLE,
     *attention.TABLE,
     *advantages.TABLE,

@@ -66,6 +66,17 @@ def test_every_step_is_published_to_the_server_and_sampled_from(project, server,
     assert all(torch.equal(value, published[name]) for name, value in trained.state_dict().items())
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_masks_of_a_server_make_top_p_and_top_k_exact(project, server, tmp_path, kind):
+    server.masks = kind == "vllm"
+    engine = {"use": kind, "url": server.url, "weights_dir": str(tmp_path / "shared")}
+    sampling = {"top_p": 0.9, "top_k": 20}
+    summary = Trainer(project(name=kind, engine=engine, sampling=sampling, trainer={"steps": 1})).train()
+    (step,) = steps_of(summary)
+    assert step["loss/logprob_gap_max"] < 1e-4
+    assert 0 <= step["loss/certain_share"] < 1
+
+
 def test_a_server_that_takes_no_weights_stops_the_run_at_its_first_publication(project, server):
     server.development = False
     with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):

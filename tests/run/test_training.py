@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflow, Trainer
+from agentrl_core.api.kept_tokens import ids_of
 from agentrl_core.errors import ConfigError, RunError, TrainingError, UsageError
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.training.learner import Learner
@@ -77,6 +78,23 @@ def test_the_learner_computes_the_engines_logprobs(project):
     gaps = [step["loss/logprob_gap_max"] for step in steps_of(summary)]
     assert len(gaps) == 2
     assert max(gaps) < 1e-4
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_top_p_and_top_k_train_exactly(project, lag):
+    """From sampling through store and packing to the learner: it renormalises over what the engine sampled from."""
+    sampling = {"top_p": 0.9, "top_k": 20}
+    rollout = {"max_head_offpolicyness": lag}
+    summary = Trainer(project(name="nucleus", sampling=sampling, rollout=rollout, trainer={"steps": 3})).train()
+    fresh = [step for step in steps_of(summary) if "loss/logprob_gap_max" in step]
+    assert max(step["loss/logprob_gap_max"] for step in fresh) < 1e-5
+    assert all("loss/certain_share" in step for step in steps_of(summary))
+    store = SQLiteStore.read(path=Path(summary.directory) / "agentrl.db")
+    for record in asyncio.run(store.records(summary.name)):
+        for call in asyncio.run(store.episode(record.id)).interactions:
+            assert all(token in ids_of(mask) for token, mask in zip(call.output_ids, call.kept, strict=True))
+            assert max(len(ids_of(mask)) for mask in call.kept) <= 20
+    asyncio.run(store.close())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])

@@ -397,6 +397,19 @@ def test_a_file_of_version_2_is_upgraded_or_read_as_it_is(tmp_path):
         asyncio.run(store.close())
 
 
+def test_a_file_of_version_6_has_no_sampling_masks(path, store):
+    asyncio.run(store.add_interaction("run", call(0)))
+    asyncio.run(store.close())
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE interactions DROP COLUMN kept")
+        db.execute("PRAGMA user_version = 6")
+    db.close()
+    for opened in (SQLiteStore.read, lambda path: SQLiteStore(path=path), SQLiteStore.read):
+        found = opened(path)
+        assert asyncio.run(found.episode("record")).interactions[0].kept == ()
+        asyncio.run(found.close())
+
+
 def test_a_file_of_version_5_is_upgraded_or_read_as_it_is(path, store):
     asyncio.run(store.add_interaction("run", call(0)))
     asyncio.run(store.finish_record(attrs.evolve(RECORD, outcome=Outcome.FAILED)))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.batching import advantages
 from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.filters import ZeroVariance
@@ -50,6 +51,8 @@ class Sampler:
     temperature: float = 1.0
     recorded: float | None = None
     """Temperature that the interactions name, where it is another."""
+    top_k: int = 0
+    """Number of likeliest tokens to sample from; 0: all."""
 
     def groups(self, count=2, size=4, *, seed=0, version=0):
         """`count` groups of `size` episodes each."""
@@ -68,7 +71,7 @@ class Sampler:
             if turn:
                 new = [rng.randrange(200) for _ in range(rng.randint(1, 5))]
                 ids.extend(new)
-            output, logprobs = self._sample(rng, ids, rng.randint(2, 6))
+            output, logprobs, kept = self._sample(rng, ids, rng.randint(2, 6))
             ids.extend(output)
             even.extend(token % 2 == 0 for token in output)
             calls.append(
@@ -80,10 +83,11 @@ class Sampler:
                     prompt_ids=tuple(new),
                     output_ids=tuple(output),
                     logprobs=tuple(logprobs),
+                    kept=tuple(kept) if self.top_k else (),
                     versions=run_lengths([version] * len(output)),
                     messages=(),
                     output={"role": "assistant", "content": "", "tool_calls": [{}] * (1 - turn)},
-                    sampling=Sampling(temperature=self.recorded or self.temperature),
+                    sampling=Sampling(temperature=self.recorded or self.temperature, top_k=self.top_k),
                 )
             )
         record = Record(
@@ -93,13 +97,16 @@ class Sampler:
 
     @torch.no_grad()
     def _sample(self, rng, ids, count):
-        output, logprobs = [], []
+        output, logprobs, kept = [], [], []
         for _ in range(count):
             logits = self.model(torch.tensor([[*ids, *output]])).logits[0, -1]
+            if self.top_k:
+                logits[logits < logits.topk(self.top_k).values[-1]] = -torch.inf
             distribution = torch.log_softmax(logits / self.temperature, -1)
+            kept.append(mask_of((distribution > -torch.inf).nonzero().flatten().tolist()))
             output.append(rng.choices(range(len(distribution)), distribution.exp().tolist())[0])
             logprobs.append(distribution[output[-1]].item())
-        return output, logprobs
+        return output, logprobs, kept
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching import advantages
 from agentrl_core.batching.signal import Signal
@@ -38,6 +39,8 @@ METRICS = {
     "loss/grad_norm",
     "loss/logprob_gap_max",
     "loss/logprob_gap_mean",
+    "loss/logprob_gap_p50",
+    "loss/logprob_gap_p99",
     "loss/logprob_gap_kl",
     "loss/tokens",
     "loss/tokens_per_s",
@@ -115,16 +118,46 @@ def test_a_temperature_other_than_the_recorded_one_stops_the_run(learner, sample
         learner().step(groups, step=1, version=0)
 
 
-def falsified(groups, *, record="g0r2", turn=1, token=1, by=0.01):
-    """The groups with one behaviour log-prob changed."""
+@pytest.mark.parametrize("attention", ["auto", "rows", "dfs"])
+def test_the_learner_agrees_with_a_sampler_of_few_tokens(learner, sampler, attention):
+    """With their sampling masks; records of other masks, or of none, may share tokens with them."""
+    groups = [
+        *attrs.evolve(sampler, top_k=4).groups(count=1),
+        *attrs.evolve(sampler, top_k=30, temperature=0.7).groups(count=1),
+        *sampler.groups(count=1),
+    ]
+    metrics = learner(trainer={"attention": attention}).step(groups, step=1, version=0)
+    assert metrics["loss/logprob_gap_max"] < 1e-5
+    assert 0 < metrics["loss/ratio_mean"] < 1 + 1e-5
+
+
+def test_without_its_masks_a_truncated_distribution_would_not_agree(learner, sampler):
+    def without_masks(item):
+        return attrs.evolve(item, kept=(), sampling=attrs.evolve(item.sampling, top_k=0))
+
+    with pytest.raises(TrainingError, match=r"trainer\.max_logprob_gap"):
+        learner().step(changed(attrs.evolve(sampler, top_k=4).groups(), without_masks), step=1, version=0)
+
+
+def test_tokens_that_were_certain_are_counted(learner, sampler):
+    assert "loss/certain_share" not in learner().step(sampler.groups(), step=1, version=0)
+    few = attrs.evolve(sampler, top_k=3).groups()
+    assert learner().step(few, step=1, version=0)["loss/certain_share"] == 0.0
+    assert learner().step(certain(few), step=1, version=0)["loss/certain_share"] == 1.0
+
+
+def certain(groups):
+    """The groups as if every token had been the only one left."""
 
     def change(item):
-        if item.id != f"{record}t{turn}":
-            return item
-        logprobs = list(item.logprobs)
-        logprobs[token] += by
-        return attrs.evolve(item, logprobs=tuple(logprobs))
+        masks = tuple(mask_of([token]) for token in item.output_ids)
+        return attrs.evolve(item, kept=masks, logprobs=(0.0,) * len(masks))
 
+    return changed(groups, change)
+
+
+def changed(groups, change):
+    """The groups with every interaction changed."""
     return [
         attrs.evolve(
             group,
@@ -135,6 +168,19 @@ def falsified(groups, *, record="g0r2", turn=1, token=1, by=0.01):
         )
         for group in groups
     ]
+
+
+def falsified(groups, *, record="g0r2", turn=1, token=1, by=0.01):
+    """The groups with one behaviour log-prob changed."""
+
+    def change(item):
+        if item.id != f"{record}t{turn}":
+            return item
+        logprobs = list(item.logprobs)
+        logprobs[token] += by
+        return attrs.evolve(item, logprobs=tuple(logprobs))
+
+    return changed(groups, change)
 
 
 def test_a_wrong_behaviour_logprob_stops_the_run_and_is_named(learner, sampler, weights):
@@ -261,7 +307,7 @@ def forked(group, sampler):
     for number, episode in enumerate(group.episodes):
         trunk, first = episode.interactions
         prompt = (number, 5)
-        output, logprobs = sampler._sample(random.Random(number), [*episode.full_ids(trunk), *prompt], 3)
+        output, logprobs, _ = sampler._sample(random.Random(number), [*episode.full_ids(trunk), *prompt], 3)
         changes = {"id": f"{first.id}b", "seq": 2, "prompt_ids": prompt, "output_ids": tuple(output)}
         second = attrs.evolve(first, logprobs=tuple(logprobs), versions=((0, 3),), **changes)
         episodes.append(attrs.evolve(episode, interactions=(trunk, first, second)))

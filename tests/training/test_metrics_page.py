@@ -26,6 +26,11 @@ OF_THE_LOOP = {
     "time/sample_idle_s",
     "time/step_s",
     "time/train_idle_s",
+    "weights/bytes",
+    "weights/canary_change",
+    "weights/canary_gap",
+    "weights/seconds",
+    "weights/stall_s",
 }
 """What the loop adds to the learner's metrics."""
 

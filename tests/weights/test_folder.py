@@ -1,6 +1,5 @@
 """Weights written for a server: beside anything else, checked, and gone with their process."""
 
-import asyncio
 import shutil
 import signal
 import subprocess
@@ -18,8 +17,8 @@ from agentrl_core.weights.folder import WeightsFolder
 from agentrl_testing.policy import toy_policy
 
 KILLED = (
-    "import asyncio, sys; from pathlib import Path; from agentrl_core.weights.folder import WeightsFolder\n"
-    "folder = WeightsFolder(Path(sys.argv[1])); print(folder._folder(), flush=True); sys.stdin.read()\n"
+    "import sys; from pathlib import Path; from agentrl_core.weights.folder import WeightsFolder\n"
+    "folder = WeightsFolder(Path(sys.argv[1])); print(folder._own.path(), flush=True); sys.stdin.read()\n"
 )
 
 
@@ -48,7 +47,7 @@ def folder(tmp_path):
 
 
 def publish(folder, version, module):
-    return asyncio.run(folder.directory(version, ModuleWeights(module)))
+    return folder.write(version, ModuleWeights(module))
 
 
 def test_only_the_newest_version_stays_and_nothing_that_others_have_there_goes(folder, module, tmp_path):
@@ -83,7 +82,7 @@ def test_a_temporary_folder_ends_with_the_engine(folder, module):
 
 def test_a_directory_is_passed_on_as_it_is(folder, tmp_path):
     given = DirectoryWeights(tmp_path / "model")
-    assert asyncio.run(folder().directory(3, given)) == tmp_path / "model"
+    assert folder().write(3, given) == tmp_path / "model"
     assert list(tmp_path.iterdir()) == []
 
 

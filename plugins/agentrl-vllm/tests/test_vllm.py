@@ -1,13 +1,22 @@
 """The engine `vllm`: it passes the conformance suite, and says what a server lacks."""
 
+import asyncio
+import math
+import runpy
+import sys
+import types
+
 import attrs
 import pytest
 from starlette.responses import JSONResponse
 
-from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.api.kept_tokens import ids_of
+from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.plugins.manager import load_registry
+from agentrl_core.types import Grammar
 from agentrl_testing.engines import EngineSuite, ask, collect, request, run
 from agentrl_vllm.engine import VLLMEngine
+from agentrl_vllm.program import FOR_SERVER
 
 
 class OnVLLM(EngineSuite):
@@ -25,6 +34,11 @@ class OnVLLM(EngineSuite):
         return "refused"
 
     @pytest.fixture
+    def masks(self):
+        """Only with --return-sampling-mask."""
+        return "refused"
+
+    @pytest.fixture
     def engine_factory(self, server, model_dir):
         return lambda: VLLMEngine(url=server.url, model_dir=model_dir)
 
@@ -34,9 +48,9 @@ class TestVLLM(OnVLLM):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spans", ["all", None])
+@pytest.mark.parametrize("spans", ["new", None])
 class TestOtherVersions(OnVLLM):
-    """Weight versions about all tokens of a stream, and none."""
+    """Weight versions in each event of a stream, and none."""
 
     @pytest.fixture
     def server(self, server, spans):
@@ -68,6 +82,73 @@ def test_raw_logprobs_serve_temperature_one_only(server, servers, start):
         run(ask(engine, PROMPT, temperature=0.5))
     result = run(ask(engine, PROMPT, top_p=0.9))
     assert result.logprobs == pytest.approx(servers.reference_logprobs(0, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def in_training(prompt, *, stream=False, **sampling):
+    return attrs.evolve(request(prompt, stream=stream, **sampling), return_kept=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_returns_masks_serves_top_p_and_top_k(server, servers, start, stream):
+    server.masks = True
+    engine = start()
+    asked = attrs.evolve(in_training(PROMPT, stream=stream, top_p=0.9, top_k=12, temperature=0.8), top_logprobs=5)
+    result = run(collect(engine.generate(asked), PROMPT))
+    assert len(result.kept) == len(result.ids) == 16
+    for index, mask in enumerate(result.kept):
+        before, left = [*PROMPT, *result.ids[:index]], ids_of(mask)
+        scores = {token: servers.reference_logprobs(0, before, [token], 0.8)[0] for token in left}
+        total = math.log(math.fsum(map(math.exp, scores.values())))
+        assert result.logprobs[index] == pytest.approx(scores[result.ids[index]] - total, abs=1e-9)
+        told = result.top_logprobs[index]
+        assert told == tuple((token, pytest.approx(scores[token] - total, abs=1e-9)) for token, _ in told)
+        assert len(told) == min(5, len(left))
+
+
+def test_a_grammar_needs_no_second_call_where_masks_say_what_it_left(server, start):
+    server.masks = True
+    engine = start()
+    before = len(server.asked)
+    grammar = Grammar(kind="regex", value="x")
+    result = run(collect(engine.generate(in_training(PROMPT, top_k=5, temperature=0.7, grammar=grammar))))
+    assert len(server.asked) == before + 1
+    assert all(max(ids_of(mask)) < 100 for mask in result.kept)
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 0}, {"top_k": 5, "temperature": 0.0}])
+def test_a_server_that_returns_masks_says_what_it_cannot_sample(server, start, sampling):
+    server.masks = True
+    with pytest.raises(UnservableError, match=r"set sampling.top_k and eval.top_k, for example to 50 \(1 is greedy\)"):
+        run(ask(start(), PROMPT, **sampling))
+
+
+def test_raw_logprobs_serve_no_training_with_top_p(server, start):
+    server.scaled = False
+    with pytest.raises(UnservableError, match="--return-sampling-mask"):
+        run(collect(start().generate(in_training(PROMPT, top_p=0.9))))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda masks: masks[1:], "2 token ids and 1 sampling masks"),
+        (lambda masks: [[0] if token != 0 else [1] for (token, *_) in masks], "its sampling mask does not have"),
+        (lambda masks: [[-1], *masks[1:]], "expected at least 0"),
+        (lambda masks: [], "returns no sampling masks"),
+    ],
+)
+def test_masks_that_cannot_be_right_are_never_used(server, start, spoil, message):
+    server.masks = True
+    engine = start()
+
+    def spoiled(body):
+        (choice,) = body["choices"]
+        choices = [choice | {"sampling_mask": spoil(choice["sampling_mask"])}]
+        return body | {"choices": choices}
+
+    server.spoil = spoiled
+    with pytest.raises(EngineError, match=message):
+        run(collect(engine.generate(in_training(PROMPT, top_k=5, max_tokens=2))))
 
 
 def test_a_server_without_control_routes_samples_and_says_that_it_takes_no_weights(server, start, new_weights):
@@ -118,3 +199,99 @@ def test_as_many_likeliest_tokens_as_the_server_tells(start):
 def test_a_config_names_the_engine():
     registry = load_registry(environ={})
     assert registry.load("engines", "vllm") is VLLMEngine
+
+
+def test_a_stop_string_that_the_server_tells_is_taken(server, start, decode):
+    engine = start()
+    free = run(ask(engine, PROMPT, seed=1, max_tokens=100))
+    stop = next(text for text in map(decode, ([token] for token in free.ids[5:])) if text.isascii() and text.isalpha())
+    server.spoil = lambda body: _with_choice(body, stop_reason="from the server")
+    stopped = run(ask(engine, PROMPT, seed=1, max_tokens=100, stop=(stop,)))
+    assert stopped.last.stop_string == "from the server"
+
+
+def test_a_kept_prefix_cache_is_an_error_although_the_status_is_200(server, start, new_weights):
+    engine = start()
+    server.holds_cache = True
+    with pytest.raises(EngineError, match=r"/reset_prefix_cache: expected success: True, found .*false"):
+        run(engine.load_weights(1, new_weights))
+
+
+def test_a_logprob_of_another_token_is_refused(server, start):
+    engine = start()
+
+    def other(body):
+        body["choices"][0]["logprobs"]["content"][1]["token_id"] = 262
+        return body
+
+    server.spoil = other
+    with pytest.raises(UnavailableError, match="vLLM sent the logprob of token 262 for token"):
+        run(ask(engine, PROMPT, seed=1, max_tokens=3))
+
+
+def test_streamed_tokens_whose_weights_turn_out_to_be_others_fail_the_call(server, start, new_weights):
+    """The server tells the versions at the end of a stream; by then its tokens have been passed on."""
+    engine = start()
+    run(engine.load_weights(3, new_weights))
+    server.label = "default"  # as after a restart
+    with pytest.raises(UnavailableError, match="sampled from weights of version 0, not 3"):
+        run(collect(engine.generate(request(PROMPT, stream=True)), PROMPT))
+
+
+def test_a_call_that_nobody_waits_for_is_aborted_by_its_name_at_the_server(server, start):
+    engine = start()
+
+    async def leave():
+        stream = engine.generate(request(PROMPT, stream=True, max_tokens=400))
+        await anext(stream)
+        await stream.aclose()
+        while not (aborts := [body["request_ids"] for name, body in server.controls if name == "abort"]):
+            await asyncio.sleep(0.01)  # `run` limits the time
+        return aborts[0]
+
+    (name,) = run(leave())
+    assert name == f"generate-tokens-{server.asked[-1]['request_id']}"
+
+
+def _with_choice(body, **fields):
+    if "usage" in body:
+        body["choices"][0] |= fields
+    return body
+
+
+@pytest.fixture
+def vllm_modules(monkeypatch):
+    """Stand-ins for the modules of vLLM that the plugin inside a server touches."""
+
+    def module(name, **content):
+        made = types.ModuleType(name)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    packed = []
+    platform = types.SimpleNamespace(is_cpu=lambda: True)
+    module("vllm.platforms", current_platform=platform)
+    layers = module(
+        "vllm.model_executor.layers.utils", dispatch_cpu_unquantized_gemm=lambda *given: packed.append(given)
+    )
+    return types.SimpleNamespace(platform=platform, layers=layers, packed=packed)
+
+
+def test_inside_the_server_only_output_layers_use_their_weight_itself(vllm_modules):
+    torch = pytest.importorskip("torch")
+    plugin = runpy.run_path(str(FOR_SERVER / "agentrl_vllm_cpu.py"))
+    plugin["register"]()
+    dispatch = vllm_modules.layers.dispatch_cpu_unquantized_gemm
+    inner, output = types.SimpleNamespace(), types.SimpleNamespace()
+    dispatch(inner, remove_weight=True)
+    dispatch(output, remove_weight=False)
+    assert vllm_modules.packed == [(inner, True)]
+    assert output.cpu_linear is torch.nn.functional.linear
+
+
+def test_inside_a_server_on_a_gpu_nothing_is_changed(vllm_modules):
+    vllm_modules.platform.is_cpu = lambda: False
+    before = vllm_modules.layers.dispatch_cpu_unquantized_gemm
+    runpy.run_path(str(FOR_SERVER / "agentrl_vllm_cpu.py"))["register"]()
+    assert vllm_modules.layers.dispatch_cpu_unquantized_gemm is before

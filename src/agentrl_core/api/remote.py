@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
 from agentrl_core.errors import EngineError, UnavailableError
-from agentrl_core.types import FinishReason, Grammar
+from agentrl_core.types import FinishReason, Grammar, KeptTokens
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest
@@ -51,6 +51,8 @@ class ServerRequest:
     seed: int
     grammar: Grammar | None
     top_logprobs: int
+    return_kept: bool = False
+    """Whether top-p or top-k apply and the sampling masks are needed."""
     stream: bool
     model: str
     """Name under which the server serves the model."""
@@ -65,7 +67,11 @@ class ReplyPart:
     top_logprobs: tuple[TopLogprobs, ...] = ()
     labels: tuple[str, ...] = ()
     """The server's name for the weights that sampled each token; empty if it does not tell. [T]"""
+    past_labels: tuple[str, ...] = ()
+    """The same for the tokens of the earlier events, if the server tells it only at the end of a stream."""
     finish_reason: FinishReason | None = None
+    kept: KeptTokens = ()
+    """Sampling masks of `ids`, if the server tells them; `logprobs` are then renormalised over them. [T]"""
     stop_string: str | None = None
     """The stop string that ended the output; None also if the server does not tell, then it is looked up."""
     cached_tokens: int | None = None
@@ -85,16 +91,66 @@ class Served:
     """Whether it can load new weights while it runs."""
     has_raw_logprobs: bool = False
     """Whether its logprobs ignore the temperature."""
+    returns_kept: bool = False
+    """Whether it returns sampling masks with every output (vLLM's `--return-sampling-mask`)."""
     notice: str = ""
     """Message to the user about this server; empty if there is nothing to say."""
 
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """A control call, sent as POST. It must be repeatable: it is sent again if its reply is lost."""
+    """A control call, sent as POST. It is sent again if its reply is lost, unless it is to be sent `once`."""
 
     path: str
     body: Mapping[str, Any] = attrs.field(factory=dict)
+    expected: Mapping[str, Any] = attrs.field(factory=dict)
+    """Fields that the reply must have, for routes that tell a failure with status 200."""
+    once: bool = False
+    """Whether it fails instead: a second call would wait for weights that were sent with the first."""
+
+
+@attrs.frozen(kw_only=True)
+class ServerLaunch:
+    """One server to start on this machine, in words that all kinds of servers share (see `ServerProgram`)."""
+
+    python: str
+    """Interpreter of the environment that the server is installed in."""
+    model_dir: Path
+    """Directory with the policy's first weights."""
+    host: str
+    port: int
+    device: Literal["cpu", "cuda"]
+    tp: int = 1
+    """Number of GPUs that share the model (tensor parallelism)."""
+    dtype: Literal["float32", "bfloat16"]
+    context_length: int | None = None
+    """Largest number of tokens of one request; None: the model's."""
+    gpu_memory: float | None = None
+    """Share of each GPU's memory that the server may take, 0 to 1; None: the server's default."""
+
+
+@attrs.frozen(kw_only=True)
+class ServerCommand:
+    """Command line of a server, and the variables that it needs in its environment."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str] = attrs.field(factory=dict)
+    """Set only where the user has not set them."""
+    python_path: tuple[Path, ...] = ()
+    """Folders that come first in the server's PYTHONPATH."""
+
+
+class ServerProgram(Protocol):
+    """Start of one kind of server on this machine, for `engine: {launch: …}`; an engine names it as `program`."""
+
+    @property
+    def ready_path(self) -> str:
+        """Route that answers with status 200 once the server takes requests."""
+        ...
+
+    def command(self, launch: ServerLaunch) -> ServerCommand:
+        """Return the command line of a server that returns what training needs, and that listens at `launch.host`."""
+        ...
 
 
 class ServerCalls(Protocol):
@@ -143,7 +199,8 @@ class ServerProtocol(Protocol):
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:
         """Return why this server would return other logprobs for `request` than the embedded engine; None if equal.
 
-        Those are the logprobs of the distribution after the temperature, and before top-p, top-k and grammar.
+        Those are the logprobs of the distribution after the temperature, and before top-p, top-k and grammar; with
+        sampling masks, those after all of them.
         """
         ...
 

@@ -13,9 +13,12 @@ import attrs
 import numpy as np
 import torch
 
+from agentrl_core.api.kept_tokens import ID_BYTES
 from agentrl_core.api.losses import LossBatch
 from agentrl_core.batching.trie import Overlap, TokenTrie
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators
+from agentrl_core.losses.kept import KeptSets
+from agentrl_core.models.placement import moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,14 +29,14 @@ if TYPE_CHECKING:
     from agentrl_core.batching.samples import Sample
     from agentrl_core.losses.aggregate import Unit
 
-_PREDICTION = np.dtype([("place", np.int64), ("token", np.int64), ("temperature", np.float32)])
+_PREDICTION = np.dtype([("place", np.int64), ("token", np.int64), ("temperature", np.float32), ("mask", np.int64)])
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Predictions:
     """The U distinct log-probabilities that a micro-batch's loss tokens need.
 
-    Loss tokens with equal id, equal temperature and equal tokens before them share one prediction.
+    Loss tokens with equal id, temperature and sampling mask, and equal tokens before them, share one prediction.
     """
 
     place: Tensor
@@ -44,6 +47,18 @@ class Predictions:
     """Sampling temperature. Float. [U]"""
     row: Tensor
     """Index of a sequence of the trie that contains it. Long. [U]"""
+    kept: KeptSets | None = None
+    """Sampling masks [U]; None if no token has one."""
+
+    def part(self, wanted: slice) -> Predictions:
+        """Return some of the predictions."""
+        return Predictions(
+            place=self.place[wanted],
+            token=self.token[wanted],
+            temperature=self.temperature[wanted],
+            row=self.row[wanted],
+            kept=None if self.kept is None else self.kept.part(wanted),
+        )
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -295,19 +310,19 @@ def _micro_batch(
     counts = [len(sample.positions) for sample in samples]
 
     def longs(values: Iterable[int]) -> Tensor:
-        return torch.from_numpy(np.fromiter(values, dtype=np.int64)).to(device)
+        return moved(torch.from_numpy(np.fromiter(values, dtype=np.int64)), device)
 
     def floats(values: Iterable[Sequence[float]]) -> Tensor:
-        return torch.from_numpy(np.fromiter(chain.from_iterable(values), dtype=np.float32)).to(device)
+        return moved(torch.from_numpy(np.fromiter(chain.from_iterable(values), dtype=np.float32)), device)
 
     def spread(values: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts)).to(device)
+        return moved(torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts)), device)
 
     predictions, prediction = _predictions(samples, trie, device)
     return MicroBatch(
         trie=trie,
-        ids=torch.from_numpy(np.array(trie.ids, dtype=np.int64)).to(device),
-        positions=torch.from_numpy(np.array(trie.positions, dtype=np.int64)).to(device),
+        ids=longs(trie.ids),
+        positions=longs(trie.positions),
         call_tokens=sum(sample.call_tokens for sample in samples),
         predictions=predictions,
         prediction=prediction,
@@ -331,12 +346,15 @@ def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tup
     """Return the U distinct predictions, and the index of each loss token's prediction [N]."""
     wanted = np.empty(sum(len(sample.positions) for sample in samples), dtype=_PREDICTION)
     row = np.empty(len(wanted), dtype=np.int64)
+    # Two records may have different masks at one place: they were sampled from weights of different versions.
+    numbers: dict[bytes, int] = {b"": 0}
     start = 0
     for index, sample in enumerate(samples):
         part = slice(start, start + len(sample.positions))
         wanted["place"][part] = trie.places(index, [position - 1 for position in sample.positions])
         wanted["token"][part] = [sample.ids[position] for position in sample.positions]
         wanted["temperature"][part] = sample.temperatures
+        wanted["mask"][part] = [numbers.setdefault(mask, len(numbers)) for mask in sample.kept] or 0
         row[part] = index
         start = part.stop
     # `unique` sorts by place first; the attention methods rely on rising places.
@@ -344,7 +362,7 @@ def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tup
 
     def tensor(values: NDArray[np.generic]) -> Tensor:
         # A field of a structured array is not contiguous, so it is copied.
-        return torch.from_numpy(values.copy()).to(device)
+        return moved(torch.from_numpy(values.copy()), device)
 
     return (
         Predictions(
@@ -352,6 +370,14 @@ def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tup
             token=tensor(different["token"]),
             temperature=tensor(different["temperature"]),
             row=tensor(row[first]),
+            kept=_kept_sets([*numbers], different["mask"], device) if len(numbers) > 1 else None,
         ),
         tensor(prediction),
     )
+
+
+def _kept_sets(masks: Sequence[bytes], chosen: NDArray[np.int64], device: str) -> KeptSets:
+    """Return the sampling masks of predictions, from all different masks and the number of each prediction's."""
+    ids = np.frombuffer(b"".join(masks[number] for number in chosen.tolist()), dtype="<i4").astype(np.int64)
+    counts = np.array([len(mask) // ID_BYTES for mask in masks], dtype=np.int64)[chosen]
+    return KeptSets(counts=moved(torch.from_numpy(counts), device), ids=moved(torch.from_numpy(ids), device))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
+from agentrl_core.api.kept_tokens import joined
 from agentrl_core.batching.credit import children_of, is_trained
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import TrainingError
@@ -21,7 +22,7 @@ from agentrl_core.weights.witness import NOTHING, Fidelity, verify
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.types import Episode, Group, Interaction
+    from agentrl_core.types import Episode, Group, Interaction, KeptTokens
 
 
 ExportStyle: TypeAlias = Literal["individual", "concat"]
@@ -39,6 +40,8 @@ class Sample:
     """Behaviour log-probabilities. [L]"""
     temperatures: Sequence[float]
     """Sampling temperature of each log-probability, above 0. [L]"""
+    kept: KeptTokens = ()
+    """Sampling mask of each token, over which its log-probability is renormalised; empty if none has one. [L]"""
     advantages: Sequence[float]
     """Advantage of each token's interaction. [L]"""
     versions: Sequence[int]
@@ -78,8 +81,9 @@ def training_samples(
 ) -> Samples:
     """Build the samples of a step: every trained interaction with an advantage is in the loss.
 
-    `advantages`: interaction id -> advantage. Raises `TrainingError` if an interaction's ids, logprobs and versions
-    differ in number, if it was sampled at temperature 0, or if its ids are not what the engine saw and sampled.
+    `advantages`: interaction id -> advantage. Raises `TrainingError` if an interaction's ids, logprobs, masks and
+    versions differ in number, if it was sampled at temperature 0 or with top-p or top-k and no masks, or if its ids are
+    not what the engine saw and sampled.
     """
     fidelity = NOTHING
     samples: list[Sample] = []
@@ -147,9 +151,11 @@ def _sample(
     positions: list[int] = []
     logprobs: list[float] = []
     temperatures: list[float] = []
+    masks: list[KeptTokens] = []
     values: list[float] = []
     versions: list[int] = []
     owners: list[int] = []
+    counts: list[int] = []
     call_tokens = 0
     for item in lineage:
         ids.extend(item.prompt_ids)
@@ -158,6 +164,8 @@ def _sample(
             positions.extend(range(len(ids), len(ids) + count))
             logprobs.extend(item.logprobs)
             temperatures.extend([item.sampling.temperature] * count)
+            masks.append(item.kept)
+            counts.append(count)
             values.extend([advantages[item.id]] * count)
             versions.extend(item.output_versions)
             owners.extend([numbers[item.id]] * count)
@@ -169,6 +177,7 @@ def _sample(
         positions=positions,
         logprobs=logprobs,
         temperatures=temperatures,
+        kept=joined(masks, counts),
         advantages=values,
         versions=versions,
         interactions=owners,
@@ -201,6 +210,17 @@ def _check_trainable(item: Interaction) -> None:
         raise TrainingError(
             f"record {item.record_id}, interaction {item.id}: {tokens} output tokens, {len(item.logprobs)} logprobs "
             f"and {versions} versions; expected one logprob and one version per output token"
+        )
+    if item.kept and len(item.kept) != tokens:
+        raise TrainingError(
+            f"record {item.record_id}, interaction {item.id}: {tokens} output tokens and {len(item.kept)} sampling "
+            "masks; expected one mask per output token, or none"
+        )
+    if item.sampling.truncates and not all(item.kept or (b"",) * tokens):
+        raise TrainingError(
+            f"record {item.record_id}, interaction {item.id}: sampled with top_p {item.sampling.top_p:g} and top_k "
+            f"{item.sampling.top_k}, but the engine returned no sampling masks, so its distribution is not known; set "
+            "sampling.top_p to 1 and sampling.top_k to 0, or use an engine that returns masks"
         )
     if item.parent is None and not item.prompt_ids:
         raise TrainingError(

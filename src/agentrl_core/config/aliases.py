@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from agentrl_core.api.token_level import ALL_TOKENS
 from agentrl_core.config import gconfig
 from agentrl_core.config.nodes import Assignment, Node, Problem, describe
 from agentrl_core.config.schema import SHORTHAND
@@ -28,7 +29,11 @@ RENAMED: Mapping[Path, Path] = {
     ("gconfig", "stop_token_ids"): ("sampling", "stop_token_ids"),
     ("gconfig", "ignore_eos"): ("sampling", "ignore_eos"),
     ("gconfig", "max_tokens"): ("engine", "context_length"),
+    ("gconfig", "top_p"): ("sampling", "top_p"),
+    ("gconfig", "top_k"): ("sampling", "top_k"),
     ("eval_gconfig", "temperature"): ("eval", "temperature"),
+    ("eval_gconfig", "top_p"): ("eval", "top_p"),
+    ("eval_gconfig", "top_k"): ("eval", "top_k"),
     ("workflow_kwargs",): ("workflow",),
     ("actor", "eps_clip"): ("loss", "clip"),
     ("actor", "c_clip"): ("loss", "dual_clip"),
@@ -112,6 +117,8 @@ class NativeSpelling:
         value = assignment.node.value
         if section == "eval_gconfig" and name == "greedy" and value is True:
             yield _rename(assignment, ("eval", "temperature"), 0.0)
+        elif name == "top_k" and isinstance(value, int) and (value == -1 or value >= ALL_TOKENS):
+            yield _rename(assignment, _renamed(assignment.path), 0)
         elif rule := gconfig.rule(section, name):
             if problem := rule.problem(value):
                 self._problem(assignment, problem)

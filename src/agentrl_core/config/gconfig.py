@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 
-from agentrl_core.api.token_level import ALL_TOKENS
 from agentrl_core.config.nodes import describe
 
 
@@ -38,11 +37,6 @@ def _number(accepts: Callable[[float], bool]) -> Callable[[Any], bool]:
 
 
 _COMMON: Mapping[str, Rule] = {
-    "top_p": Rule(_number(lambda value: value == 1), "training needs samples of the whole distribution, expected 1"),
-    "top_k": Rule(
-        _number(lambda value: value in (0, -1) or value >= ALL_TOKENS),
-        "training needs samples of the whole distribution, expected -1 for all tokens",
-    ),
     "frequency_penalty": Rule(
         _number(lambda value: value == 0), "a penalty would change the distribution that is trained, expected 0"
     ),
@@ -57,7 +51,7 @@ _OF_TRAINING = {
         "greedy sampling never explores, expected false; for evaluations: eval.temperature: 0",
     ),
 }
-_WHOLE_RUN = "evaluations differ from training only in the temperature; set it in gconfig"
+_WHOLE_RUN = "evaluations differ from training only in temperature, top_p and top_k; set it in gconfig"
 _OF_EVALUATIONS = {
     **_COMMON,
     "greedy": Rule(lambda value: value is False, "expected true or false"),

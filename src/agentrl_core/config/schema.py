@@ -34,6 +34,7 @@ positive = Must("a number above 0", lambda value: value > 0)
 not_negative = Must("a number of at least 0", lambda value: value >= 0)
 at_least_one = Must("a number of at least 1", lambda value: value >= 1)
 fraction = Must("a number from 0 to 1", lambda value: 0 <= value <= 1)
+probability_mass = Must("a number above 0 and at most 1", lambda value: 0 < value <= 1)
 filled = Must("a text that is not empty", bool)
 port_number = Must("a port from 0 to 65535", lambda value: 0 <= value <= 65535)  # noqa: PLR2004  (16 bits)
 seed_number = Must("a whole number from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)
@@ -51,9 +52,7 @@ _public_url = Must(
     "http(s)://host[:port][/path], without user, password, query or /v1",
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*v1/?$)[^?#\s]*)?", value) is not None,
 )
-device_name = Must(
-    "auto, cpu, cuda or cuda:N", lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None
-)
+device_name = Must("auto, cpu, cuda or cuda:N", lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None)
 _limit = Must("a number above 0, or null for no limit", lambda value: value is None or value > 0)
 _proxy = Must(proxies.FORMS, proxies.is_option)
 _no_policy = Must("no model named default, which is the policy's name", lambda value: "default" not in value)
@@ -91,12 +90,12 @@ class ModelConfig:
     path: str | None = None
     """Local model directory with weights, tokenizer.json and a chat template."""
     use: str | None = None
-    """Registry name of a model builder, which makes a new model; for example `tiny`."""
+    """Registry name of a model builder: `tiny` makes a new model, `smollm2-135m` writes a pretrained one."""
     options: Mapping[str, Any] = field(factory=dict, validator=_without("path", "use", "dtype"))
     """Options of the builder, written next to `use`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights. `bfloat16` has too few digits for the small steps of training, so it is allowed only with
-    `trainer.lr: 0`."""
+    """Type that learner and embedded engine compute in. With `bfloat16` the learner also keeps fp32 master weights,
+    which the optimizer changes and checkpoints restore; gradients and optimizer state are fp32 in both."""
 
 
 @attrs.frozen(kw_only=True)
@@ -110,7 +109,7 @@ class WarmStartConfig:
     batch_size: int = field(default=24, validator=positive)
     """Number of demonstrations per update."""
     lr: float | None = field(default=None, validator=validators.optional(positive))
-    """Learning rate. None: 2e-5 for a pretrained model (`model.path`), 3e-3 for one from nothing (`model.use`)."""
+    """Learning rate. None: 2e-5 for a pretrained model, 3e-3 for one that its builder makes from nothing."""
     warmup_steps: int = field(default=20, validator=not_negative)
     """Number of first updates over which the learning rate rises from 0."""
 
@@ -154,6 +153,11 @@ class SamplingConfig:
 
     temperature: float = field(default=1.0, validator=not_negative)
     """Temperature while training, above 0; greedy sampling is only for evaluations (`eval.temperature`)."""
+    top_p: float = field(default=1.0, validator=probability_mass)
+    """Nucleus sampling while training: samples from the likeliest tokens that together have this probability, after
+    `top_k`. The engine records which tokens these were (sampling masks), and the learner renormalises over the same."""
+    top_k: int = field(default=0, validator=not_negative)
+    """Number of likeliest tokens that are sampled from while training; 0: all. Bounds the size of sampling masks."""
     max_tokens: int | None = field(default=None, validator=validators.optional(positive))
     """Token limit of one reply, if the agent sets none. None: half of the model's context, at most 1,024."""
     min_tokens: int = field(default=0, validator=not_negative)
@@ -202,8 +206,9 @@ class GatewayConfig:
     """Prompt of later turns: `exact` continues from the token ids that were sampled; `template` re-renders the history,
     and if the past changed, a new training sequence starts."""
     temperature: Literal["force", "refuse", "allow"] = "force"
-    """Response, while training, to an agent that asks for another temperature than the policy's: `force` uses the
-    policy's and counts the call, `refuse` is an error, `allow` uses the agent's if it is above 0."""
+    """Response, while training, to an agent that asks for another temperature, top_p or top_k than the policy's:
+    `force` uses the policy's and counts the call, `refuse` is an error, `allow` uses the agent's; its temperature must
+    be above 0."""
     tool_parser: str = "auto"
     """Parser of tool calls in replies: a registry name, `module:attr` or `file.py:attr`; `auto` recognises the format
     from the model's chat template."""
@@ -349,8 +354,8 @@ class TrainerConfig:
     steps: int = field(default=100, validator=positive)
     """Number of optimizer steps of the run."""
     lr: float | None = field(default=None, validator=validators.optional(not_negative))
-    """Learning rate of AdamW. None: 1e-6 for a pretrained model (`model.path`), 4e-4 for one built from nothing
-    (`model.use`); `agentrl config show` prints which."""
+    """Learning rate of AdamW. None: 1e-6 for a pretrained model (`model.path`, and builders such as `smollm2-135m`),
+    4e-4 for one built from nothing (`tiny`); `agentrl config show` prints which."""
     warmup_steps: int = field(default=5, validator=not_negative)
     """Number of first steps over which the learning rate rises from 0."""
     betas: tuple[float, float] = field(
@@ -381,8 +386,10 @@ class TrainerConfig:
     """Time in minutes after which the next step writes a checkpoint in any case."""
     keep_last: int = field(default=3, validator=positive)
     """Number of checkpoints to keep; older ones are deleted."""
-    max_logprob_gap: float = field(default=1e-3, validator=positive)
-    """Largest |learner - engine| difference of log-probabilities on lag-0 tokens in float32; above it the run stops."""
+    max_logprob_gap: float | None = field(default=None, validator=validators.optional(positive))
+    """Largest |learner - engine| difference of a token's log-probability, among tokens of lag 0, which both compute
+    with the same weights; above it the run stops. None: 0.001 where both compute in float32. Where one of them computes
+    in bfloat16, single tokens differ by up to 1; there the mean may not exceed 0.15, nor the 99th percentile 0.8."""
     stop_at_reward: float | None = None
     """Mean training reward over the last 3 steps at which the run ends early; None: never."""
     max_steps_without_signal: int = field(default=10, validator=positive)
@@ -398,6 +405,10 @@ class TrainerConfig:
     the weights before the step chose. The gate's weights are still computed and trained as usual."""
     device: str = field(default="auto", validator=device_name)
     """Device that the learner trains on: `cpu`, `cuda`, `cuda:N`; `auto` uses a GPU if there is one."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """Part of the learner that is in pinned main memory while the run samples, to leave a GPU that both use to the
+    engine: `optimizer` moves the optimizer's state and bf16's master weights, `all` also the weights of policy and
+    reference policy. Each step moves it there and back. Without effect on a CPU."""
     threads: int = field(default=1, validator=positive)
     """Number of the learner's torch threads, at most the cores of this machine; the engine's threads are subtracted if
     both are busy at once (max_head_offpolicyness above 0). On a machine that others use too, 1 is as fast."""
@@ -415,12 +426,26 @@ class EvalConfig:
     """Number of tasks per set in the evaluations during training."""
     temperature: float = field(default=1.0, validator=not_negative)
     """Temperature in evaluations, if the agent asks for none."""
+    top_p: float = field(default=1.0, validator=probability_mass)
+    """Nucleus sampling in evaluations, if the agent asks for none."""
+    top_k: int = field(default=0, validator=not_negative)
+    """Number of likeliest tokens that are sampled from in evaluations, if the agent asks for none; 0: all."""
 
 
 @attrs.frozen(kw_only=True)
 class WeightsConfig:
-    """Place where `agentrl train` publishes policy versions for `agentrl serve`; `agentrl run` needs none."""
+    """Way of the policy's weights to servers; the embedded engine of `agentrl run` copies them within its process."""
 
+    publish: Component = Component("disk")
+    """`disk`: a whole model directory for each version. `delta`: only what changed since the version before, with a
+    whole one every `full_every` versions (20), computed on `threads` threads (1); for `agentrl train` and `serve`.
+    `nccl` and `ipc`: from GPU to GPU, between machines or on one, for `agentrl run` with model servers."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of published weights. None: `model.dtype`. With `bfloat16` a float32 model needs half the bytes, and a delta
+    a tenth: set it where the servers compute in bfloat16."""
+    local: str | None = field(default=None, validator=validators.optional(filled))
+    """Folder on this machine's disk, or in its memory (`/dev/shm`), for the whole copies that deltas are computed from
+    and applied to, two at a time. None: the system's temporary folder."""
     place: str | None = field(default=None, validator=validators.optional(filled))
     """Folder that trainer and servers share, such as one of a network file system; each run has its own folder in it.
     None: `weights` in the run's folder."""
@@ -494,6 +519,12 @@ class RunConfig:
     launcher: Component = Component("local")
     """Only `local`, on this machine; the option is there because configs of other trainers set it."""
     plugins: PluginsConfig = field(factory=PluginsConfig)
+
+    @property
+    def eval_sampling(self) -> SamplingConfig:
+        """Sampling parameters of evaluations."""
+        own = self.eval
+        return attrs.evolve(self.sampling, temperature=own.temperature, top_p=own.top_p, top_k=own.top_k)
 
 
 SHORTHAND: Mapping[str, str] = {

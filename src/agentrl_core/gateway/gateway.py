@@ -363,18 +363,26 @@ class Gateway:
     def _policy_of(self, record: Record, sampling: SamplingConfig | None) -> SamplingPolicy:
         chosen = sampling or self._sampling
         max_tokens = chosen.max_tokens or self.max_tokens
-        return self._policy(temperature=chosen.temperature, max_tokens=max_tokens, training=not record.is_eval)
+        return self._policy(
+            temperature=chosen.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+            max_tokens=max_tokens,
+            training=not record.is_eval,
+        )
 
     def _policy(self, **kept: Any) -> SamplingPolicy:
         """Build the sampling rules of a session: those of training, with the fields in `kept` replaced."""
         training = {
             "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "top_k": self._sampling.top_k,
             "max_tokens": self.max_tokens,
             "training": True,
         }
         return SamplingPolicy(
             **{**training, **kept},
-            other_temperature=self._config.temperature,
+            others=self._config.temperature,
             stop_token_ids=self._chat.stop_token_ids,
             min_tokens=self._sampling.min_tokens,
             stop=self._sampling.stop,

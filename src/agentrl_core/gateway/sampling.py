@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import attrs
 import orjson
 
+from agentrl_core.api.kept_tokens import joined
 from agentrl_core.api.tool_parsers import ParsedReply
-from agentrl_core.errors import RequestError
+from agentrl_core.errors import EngineError, RequestError
 from agentrl_core.gateway.call_types import Choice, Delta, Reply
 from agentrl_core.gateway.recording import OpenCall
 from agentrl_core.types import (
@@ -24,6 +25,7 @@ from agentrl_core.types import (
     FinishReason,
     GenerateRequest,
     Interaction,
+    KeptTokens,
     Message,
     Sampling,
     Versions,
@@ -69,6 +71,13 @@ class Generation:
         if len(self.chunks) == 1:
             return self.chunks[0].logprobs
         return tuple(chain.from_iterable(chunk.logprobs for chunk in self.chunks))
+
+    @property
+    def kept(self) -> KeptTokens:
+        """Sampling masks of all sampled tokens. [T]."""
+        if len(self.chunks) == 1:
+            return self.chunks[0].kept
+        return joined([chunk.kept for chunk in self.chunks], [len(chunk.ids) for chunk in self.chunks])
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -208,6 +217,7 @@ class PolicyCall(OpenCall):
             prompt_ids=prompt.new_ids,
             output_ids=output_ids,
             logprobs=generation.logprobs,
+            kept=generation.kept,
             versions=_versions(chunks),
             messages=prompt.new_messages,
             output=message_of(generation.parsed),
@@ -244,11 +254,14 @@ class _EngineTime:
     """Context of one generation in the engine: lists it as running, always closes its iterator, checks its end.
 
     `RequestError` (410) if the episode has ended, (503) on a normal exit if the engine aborted the generation.
+    `EngineError` if the call is trained and lacks the sampling masks of its top-p or top-k.
     """
 
     def __init__(self, call: PolicyCall, generation: Generation) -> None:
         self._session = call.session
         self._generation = generation
+        trained = call.session.policy.training and call.request.trainable
+        self._needs_masks = trained and generation.sampling.truncates
         chunks = call.engine.generate(
             GenerateRequest(
                 request_id=generation.id,
@@ -258,6 +271,7 @@ class _EngineTime:
                 group=call.session.group_id,
                 stream=call.request.stream,
                 top_logprobs=call.request.top_logprobs,
+                return_kept=self._needs_masks,
                 images=generation.prompt.images,
             )
         )
@@ -279,6 +293,13 @@ class _EngineTime:
         self._session.check_open()
         if self._generation.finish_reason in {None, FinishReason.ABORT}:
             raise RequestError(503, "generation_aborted", "the engine aborted this generation")
+        if self._needs_masks and not all(self._generation.kept or (b"",) * len(self._generation.output_ids)):
+            sampling = self._generation.sampling
+            raise EngineError(
+                f"request {self._generation.id}: sampled with top_p {sampling.top_p:g} and top_k {sampling.top_k}, but "
+                "the engine returned no sampling masks, without which the learner does not know the distribution; set "
+                "sampling.top_p to 1 and sampling.top_k to 0, or use an engine that returns masks"
+            )
 
 
 def _delta(generation: Generation, piece: Piece, chunk: Chunk | None = None) -> Delta:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.call_types import ChatRequest
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 NAME_CHARS = 32
 """Number of characters that `reply_name` returns."""
@@ -47,18 +48,21 @@ A penalty or a bias would change the distribution that is trained, and seeds com
 class SamplingPolicy:
     """Sampling rules of one session.
 
-    The learner computes log-probabilities of the full distribution at the policy's temperature. Calls that are trained
-    must be sampled from the same distribution, so their temperature is the policy's, and top-p and top-k are off. In
-    evaluations, and in calls that are not trained, the agent's values count.
+    Calls that are trained are samples of one distribution: temperature, top-p and top-k are the policy's, unless
+    `others` allows the agent's. In evaluations, and in calls that are not trained, the agent's values count.
     """
 
     temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
     max_tokens: int | None
     """Limit of a reply for which the agent sets none; None: up to the context length."""
     training: bool
     """Whether the session's calls are trained; False in evaluations."""
-    other_temperature: Literal["force", "refuse", "allow"]
-    """Treatment of a trained call that asks for another temperature: use the policy's, refuse it, or obey it."""
+    others: Literal["force", "refuse", "allow"]
+    """Treatment of a trained call that asks for another temperature, top-p or top-k: use the policy's, refuse it, or
+    obey it."""
     stop_token_ids: tuple[int, ...]
     """End tokens of the model."""
     min_tokens: int = 0
@@ -73,16 +77,19 @@ class SamplingPolicy:
     def decide(self, request: ChatRequest, *, room: int) -> Decision:
         """Return the sampling of one call, without seed and grammar; `room` is the rest of the context in tokens.
 
-        `RequestError` (400) for a temperature that the config refuses or that is too small, and for a `min_tokens`
-        above the limit.
+        `RequestError` (400) for a distribution that the config refuses, for a temperature that is too small, and for a
+        `min_tokens` above the limit.
         """
         training = self.training and request.trainable
         temperature = self._temperature(request.temperature, training=training)
         wanted = request.max_tokens if request.max_tokens is not None else self.max_tokens
         sampling = Sampling(
             temperature=temperature,
-            top_p=1.0 if training or request.top_p is None else request.top_p,
-            top_k=0 if training or request.top_k is None else max(request.top_k, 0),
+            top_p=self._truncation("top_p", request.top_p, self.top_p, training=training),
+            # Both 0 and -1 stand for all tokens.
+            top_k=self._truncation(
+                "top_k", None if request.top_k is None else max(request.top_k, 0), self.top_k, training=training
+            ),
             max_tokens=room if wanted is None else min(wanted, room),
             stop=request.stop or self.stop,
             stop_token_ids=self._stop_token_ids(request),
@@ -131,7 +138,7 @@ class SamplingPolicy:
         if asked is None or asked == self.temperature:
             return self.temperature
         # Only where the agent's temperature would be used: `force` ignores it, and `refuse` has its own message.
-        if 0 < asked < _LEAST_TEMPERATURE and (not training or self.other_temperature == "allow"):
+        if 0 < asked < _LEAST_TEMPERATURE and (not training or self.others == "allow"):
             raise RequestError(
                 400,
                 "invalid_value",
@@ -140,15 +147,9 @@ class SamplingPolicy:
             )
         if not training:
             return asked
-        if self.other_temperature == "refuse":
-            raise RequestError(
-                400,
-                "temperature_not_allowed",
-                f"temperature {asked:g} differs from the policy's {self.temperature:g}: leave it out, or set "
-                "gateway.temperature to force or allow",
-                param="temperature",
-            )
-        if self.other_temperature == "force":
+        if self.others == "refuse":
+            raise _refused("temperature", asked, self.temperature)
+        if self.others == "force":
             return self.temperature
         if asked == 0:
             raise RequestError(
@@ -158,6 +159,24 @@ class SamplingPolicy:
                 param="temperature",
             )
         return asked
+
+    def _truncation(self, name: str, asked: N | None, own: N, *, training: bool) -> N:
+        """Return top-p or top-k of a call."""
+        if asked is None or asked == own:
+            return own
+        if training and self.others == "refuse":
+            raise _refused(name, asked, own)
+        return own if training and self.others == "force" else asked
+
+
+def _refused(name: str, asked: float, own: float) -> RequestError:
+    return RequestError(
+        400,
+        f"{name}_not_allowed",
+        f"{name} {asked:g} differs from the policy's {own:g}: leave it out, or set gateway.temperature to force or "
+        "allow",
+        param=name,
+    )
 
 
 @attrs.frozen(kw_only=True)

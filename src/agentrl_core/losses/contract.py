@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _FIELDS = ("proximal", "reference", "entropy")
 _PREFIX = "loss/"
-_TAKEN = ("value", "tokens", "tokens_per_s", "tokens_per_cpu_s", "entropy", "grad_norm", "lr")
+_TAKEN = ("value", "tokens", "tokens_per_s", "tokens_per_cpu_s", "entropy", "certain_share", "grad_norm", "lr")
 _TAKEN_STARTS = ("logprob_gap_", "ratio_share_")
 """Prefixes of metrics under `loss/` that the learner reports; `_TAKEN` lists its other names."""
 

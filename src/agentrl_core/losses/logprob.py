@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from agentrl_core.losses.kept import kept_logits_logprobs, kept_logprobs
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from agentrl_core.losses.kept import KeptSets
     from agentrl_core.losses.vocab_parallel import VocabularyShard
 
 _TILE_ROWS, _CPU_TILE = 1024, 2**20
@@ -32,6 +37,7 @@ def token_logprobs(
     *,
     temperature: Tensor | float = 1.0,
     entropy: bool = False,
+    kept: KeptSets | None = None,
     shard: VocabularyShard | None = None,
     tile: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -40,25 +46,73 @@ def token_logprobs(
     hidden [N, H], weight [V, H], targets [N] long, temperature [N] or one for all -> log-probabilities [N], and
     entropies [N] or None. Results are in nats, in fp32 (fp64 for fp64 input), and differentiable; a detached entropy
     costs nothing in the backward pass. With a `shard`, `weight` has this process's rows of the head, and every process
-    of the group must call with the same tokens. `tile`: tokens and vocabulary rows whose logits are in memory at once;
-    None: a size for the device. Raises `IndexError` for targets outside the vocabulary.
+    of the group must call with the same tokens. `kept`: sampling masks, over which softmax and entropy go. `tile`:
+    tokens and vocabulary rows whose logits are in memory at once; None: a size for the device. Raises `IndexError` for
+    targets outside the vocabulary or their masks.
     """
     _check_targets(targets, len(weight) if shard is None else shard.vocabulary)
-    logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # autograd's own signature
-        hidden, weight, targets, _divisor(temperature, hidden), entropy, shard, tile or _tile(hidden)
-    )
-    return logprobs, entropies
+
+    def of_all(hidden: Tensor, targets: Tensor, divisor: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        found: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # autograd's own
+            hidden, weight, targets, divisor, entropy, shard, tile or _tile(hidden, len(weight))
+        )
+        return found
+
+    def of_kept(
+        hidden: Tensor, targets: Tensor, divisor: Tensor | None, kept: KeptSets
+    ) -> tuple[Tensor, Tensor | None]:
+        logprobs, entropies = kept_logprobs(hidden, weight, targets, kept, divisor=divisor, shard=shard)
+        return logprobs, entropies if entropy else None
+
+    return _by_mask(hidden, targets, _divisor(temperature, hidden), kept, of_all, of_kept)
 
 
 def logits_logprobs(
-    logits: Tensor, targets: Tensor, *, temperature: Tensor | float = 1.0, entropy: bool = False
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    temperature: Tensor | float = 1.0,
+    entropy: bool = False,
+    kept: KeptSets | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the same as `token_logprobs` from logits [N, V], for models whose head is not a plain matrix product."""
-    divisor = _divisor(temperature, logits)
-    wide = logits.to(_wide(logits))
-    distribution = torch.log_softmax(wide if divisor is None else wide / divisor, -1)
-    chosen = distribution.gather(1, targets[:, None]).squeeze(1)
-    return chosen, -(distribution.exp() * distribution).sum(-1) if entropy else None
+
+    def of_all(logits: Tensor, targets: Tensor, divisor: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        wide = logits.to(_wide(logits))
+        distribution = torch.log_softmax(wide if divisor is None else wide / divisor, -1)
+        chosen = distribution.gather(1, targets[:, None]).squeeze(1)
+        return chosen, -(distribution.exp() * distribution).sum(-1) if entropy else None
+
+    def of_kept(
+        logits: Tensor, targets: Tensor, divisor: Tensor | None, kept: KeptSets
+    ) -> tuple[Tensor, Tensor | None]:
+        logprobs, entropies = kept_logits_logprobs(logits, targets, kept, divisor=divisor)
+        return logprobs, entropies if entropy else None
+
+    return _by_mask(logits, targets, _divisor(temperature, logits), kept, of_all, of_kept)
+
+
+def _by_mask(
+    inputs: Tensor,
+    targets: Tensor,
+    divisor: Tensor | None,
+    kept: KeptSets | None,
+    of_all: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]],
+    of_kept: Callable[[Tensor, Tensor, Tensor | None, KeptSets], tuple[Tensor, Tensor | None]],
+) -> tuple[Tensor, Tensor | None]:
+    """Compute tokens without a mask by `of_all`, those with one by `of_kept`; return both in the tokens' order."""
+    if kept is None or not len(kept.ids):
+        return of_all(inputs, targets, divisor)
+    free = (kept.counts == 0).nonzero().squeeze(1)
+    if not len(free):
+        return of_kept(inputs, targets, divisor, kept)
+    held = kept.counts.nonzero().squeeze(1)
+    one, other = (None if divisor is None else divisor[rows] for rows in (free, held))
+    parts = of_all(inputs[free], targets[free], one), of_kept(inputs[held], targets[held], other, kept.part(held))
+    order = torch.cat((free, held)).argsort()
+    (logprobs, entropies), (more, others) = parts
+    both = None if entropies is None or others is None else torch.cat((entropies, others))[order]
+    return torch.cat((logprobs, more))[order], both
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -210,13 +264,11 @@ def _divisor(temperature: Tensor | float, like: Tensor) -> Tensor | None:
     return None if bool((column == 1.0).all()) else column
 
 
-def _tile(hidden: Tensor) -> tuple[int, int]:
-    """Return the tile size for the device: tokens, vocabulary rows."""
-    if hidden.device.type == "cpu":
-        rows = min(max(len(hidden), 1), _TILE_ROWS)
-        return rows, max(1, _CPU_TILE // rows)
-    rows = min(max(len(hidden), 1), 8 * _TILE_ROWS)
-    return rows, max(1, _GPU_TILE // rows)
+def _tile(hidden: Tensor, vocabulary: int) -> tuple[int, int]:
+    """Return the tile size for the device: tokens, and vocabulary rows of at most `vocabulary`."""
+    most_rows, logits = (_TILE_ROWS, _CPU_TILE) if hidden.device.type == "cpu" else (8 * _TILE_ROWS, _GPU_TILE)
+    rows = min(max(len(hidden), 1), most_rows)
+    return rows, min(vocabulary, max(1, logits // rows))
 
 
 def _operand(hidden: Tensor) -> torch.dtype:

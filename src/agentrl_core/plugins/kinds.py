@@ -271,13 +271,20 @@ def register_group_orders(register: Register[Callable[..., GroupOrder]]) -> None
     option="engine",
     protocol="agentrl_core.api.engines:Engine",
     method="generate",
-    arguments={"model_dir": "", "seed": "seed", "dtype": "model.dtype"},
+    arguments={
+        "model_dir": "",
+        "log_dir": "",
+        "seed": "seed",
+        "dtype": "model.dtype",
+        "publish": "weights.publish",
+        "publish_dtype": "weights.dtype",
+    },
 )
 def register_engines(register: Register[Callable[..., Engine]]) -> None:
     """Register inference engines: token ids in, token ids with logprobs out, chosen by `engine: {use: NAME}`.
 
-    Built with those of `model_dir`, `seed` and `dtype` that the constructor takes, beside the config's options.
-    Added in 0.1.
+    Built with those of `model_dir`, `log_dir`, `seed`, `dtype`, `publish` and `publish_dtype` (`weights.dtype`) that the
+    constructor takes, beside the config's options. Added in 0.1.
 
         from agentrl_core import hookimpl
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_core.api.engines import Provable
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
@@ -20,7 +21,9 @@ from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
+from agentrl_core.run.engine_start import start_engine
 from agentrl_core.run.group_supply import GroupSupply
+from agentrl_core.run.publication import check_in_process, prepare_weights
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
 from agentrl_core.run.threads import LoopThread
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.group_queue import OvertakeLimits
-    from agentrl_core.api.weights import WeightSource
+    from agentrl_core.api.weights import Publication, WeightSource
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.membership import Membership
@@ -58,6 +61,7 @@ class InProcessSampling(SamplingSide):
         *,
         membership: Membership,
         admin_key_file: Path,
+        log_dir: Path,
         on_scored: Callable[[Record], None],
         on_ended: Callable[[Record], None] | None = None,
         notice: Callable[[str], None] = lambda _: None,
@@ -84,17 +88,14 @@ class InProcessSampling(SamplingSide):
             undo.callback(close_workers)
             # Before the model is loaded: a server that is down is told at once.
             tools = start_tools(components, self._agents, undo, asked_to_stop)
-            self.engine: Engine = components.build(
-                "engines",
-                "engine",
-                config.engine,
-                model_dir=start.model_dir,
+            self.engine: Engine = start_engine(
+                components, start.model_dir, undo, log_dir=log_dir, check=check_in_process
             )
-            undo.callback(self.engine.close)
-            self.engine.start()
             # An engine that loads its model has version 0; a resumed run goes on with a later version.
             if start.version:
                 self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
+            if isinstance(self.engine, Provable):
+                self._agents.run(self.engine.prove(start.learner.weights()))
             self._admin_key_file = admin_key_file
             self.gateway = _gateway(components, start, self.engine, run_id, admin_key_file)
             undo.callback(self.gateway.close)
@@ -183,12 +184,15 @@ class InProcessSampling(SamplingSide):
         """Sample `groups` more groups for this step, in place of groups that were taken and then not used."""
         self._wait_for(self._supply.replace(groups))
 
-    def load_weights(self, version: int, source: WeightSource) -> None:
-        """Pause the gateway, load new weights into the engine, and go on."""
+    def load_weights(self, version: int, source: WeightSource) -> Publication | None:
+        """Pause the gateway, load new weights into the engine, and go on; return how the weights came."""
         self._membership.check()
+        # Calls go on meanwhile: an engine for servers writes a whole model here.
+        self._agents.run(prepare_weights(self.engine, version, source))
         with self.gateway.paused():
-            self._agents.run(self.engine.load_weights(version, source))
+            publication = self._agents.run(self.engine.load_weights(version, source))
         self._version = version
+        return publication
 
     def open_capacity(self, version: int, steps_done: int) -> None:  # noqa: ARG002  (a trainer apart waits for it)
         """Admit further groups, which sample from the weights that were loaded last."""

@@ -19,6 +19,7 @@ from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.directions import Directions
 from agentrl_core.run.group_ranking import GroupRanking
+from agentrl_core.run.loss import is_pretrained_model
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
@@ -26,6 +27,7 @@ from agentrl_core.run.versions import TokenAges
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from agentrl_core.api.weights import Publication
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
@@ -98,7 +100,13 @@ class TrainingLoop:
         self._audit = audit_trail(components, directory, start)
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
-        self._watch = StepWarnings(self._config, events.notice, max_tokens=sampling.max_tokens, earlier=earlier)
+        self._watch = StepWarnings(
+            self._config,
+            events.notice,
+            max_tokens=sampling.max_tokens,
+            pretrained=is_pretrained_model(components.loaded, components.registry),
+            earlier=earlier,
+        )
 
     def run(self) -> RunSummary:
         """Train to the end. The summary also goes to the trackers if the run fails or is interrupted."""
@@ -129,6 +137,7 @@ class TrainingLoop:
     def _train(self) -> None:
         for notice in self._sampling.notices:
             self._events.notice(notice)
+        self._learner.release()
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:
             # The run was killed during its last evaluation and resumed: the evaluation above is the one it lacked.
@@ -180,9 +189,10 @@ class TrainingLoop:
         # From here on weights, version, store row and step number must change together; a Ctrl-C waits until then.
         self._interruption.hold()
         self._step += 1
-        self._publish()
+        publication = self._publish()
         counts = self._sampling.drain_counts()
         metrics |= collected | {
+            **_published(publication),
             **answers_found(counts.answers),
             **_unseen_tools(counts),
             "rollout/groups_unusable": float(counts.groups.get("unusable", 0)),
@@ -206,6 +216,8 @@ class TrainingLoop:
         self._checkpoints.after_step(
             self._step, self._version, self._directions.limited("trainer", self._config.trainer)
         )
+        # Not earlier: the engine has taken the weights, and a checkpoint has read them.
+        self._learner.release()
         self._audit.step(row)
         return StepReport(
             step=self._step,
@@ -224,14 +236,15 @@ class TrainingLoop:
             return begin
         return self._sampled_at
 
-    def _publish(self) -> None:
-        """Record the next policy version in the store, and load its weights into the engine."""
+    def _publish(self) -> Publication | None:
+        """Record the next policy version in the store, and load its weights into the engine; return how they came."""
         self._version += 1
         # Before anything can sample from it: a crash in between must not leave tokens of an unknown version.
         asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
         self._ages.publish(self._version, self._step)
-        self._sampling.load_weights(self._version, self._learner.weights())
+        publication = self._sampling.load_weights(self._version, self._learner.weights())
         self._events.weights_published(self._version)
+        return publication
 
     def _evaluate(self, tasks: int) -> None:
         if not self._components.eval_sets:
@@ -325,6 +338,20 @@ class TrainingLoop:
         )
         self._events.run_finished(summary)
         return summary
+
+
+def _published(publication: Publication | None) -> dict[str, float]:
+    """Return the metrics of a publication; none if the engine measures nothing."""
+    if publication is None:
+        return {}
+    found = {
+        "weights/bytes": publication.bytes,
+        "weights/seconds": publication.seconds,
+        "weights/stall_s": publication.stall_s,
+        "weights/canary_gap": publication.canary_gap,
+        "weights/canary_change": publication.canary_change,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def _unseen_tools(counts: SampledCounts) -> dict[str, float]:

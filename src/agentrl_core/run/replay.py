@@ -227,7 +227,7 @@ class Rerun:
             run_id=record.run_id,
             tools=self._tools,
         )
-        sampling = attrs.evolve(config.sampling, temperature=config.eval.temperature) if record.is_eval else None
+        sampling = config.eval_sampling if record.is_eval else None
         async with source.group(group_id, self._task):
             training_step.set(self._step)
             episode = asyncio.ensure_future(

@@ -20,7 +20,7 @@ from agentrl_core.batching.signal import Signal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from agentrl_core.api.weights import WeightSource
+    from agentrl_core.api.weights import Publication, WeightSource
     from agentrl_core.config.schema import RolloutConfig
     from agentrl_core.run.group_ranking import GroupRanking
     from agentrl_core.run.versions import TokenAges
@@ -93,8 +93,11 @@ class SamplingSide(Protocol):
         """Sample `groups` more groups for this step, in place of groups that were taken and then not used."""
         ...
 
-    def load_weights(self, version: int, source: WeightSource) -> None:
-        """Sample from `source` as policy `version` from now on; new LLM calls wait until the weights are loaded."""
+    def load_weights(self, version: int, source: WeightSource) -> Publication | None:
+        """Sample from `source` as policy `version` from now on; new LLM calls wait until the weights are loaded.
+
+        Returns how the weights came; None if the engine measures nothing.
+        """
         ...
 
     def open_capacity(self, version: int, steps_done: int) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 
@@ -69,7 +67,7 @@ def build_scheduler(
         member_id=member_id,
         seed=config.seed,
         version=version,
-        eval_sampling=attrs.evolve(config.sampling, temperature=config.eval.temperature),
+        eval_sampling=config.eval_sampling,
         shuffle=config.data.shuffle,
         total_steps=config.trainer.steps,
         poll_s=poll_s,

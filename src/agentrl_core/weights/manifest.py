@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from importlib import metadata
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -38,7 +39,7 @@ def write_manifest(directory: Path, *, version: int, step: int | None = None) ->
         "step": step,
         "version": version,
         "files": {
-            str(path.relative_to(directory)): {"bytes": path.stat().st_size, "blake2b": _digest(path)}
+            path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": _digest(path)}
             for path in sorted(directory.rglob("*"))
             if path.is_file() and path.name != MANIFEST
         },
@@ -58,27 +59,49 @@ def read_manifest(directory: Path) -> Manifest | None:
         return None
     found, files = parsed
     for file, (size, expected) in files.items():
-        _check(file, size, expected)
+        _check(directory / file, size, expected)
     return found
 
 
-def peek_manifest(directory: Path) -> Manifest | None:
+def peek_manifest(directory: Path, *, name: str = MANIFEST) -> Manifest | None:
     """Return the manifest of a folder without reading the weights, which may take minutes; None if it has none.
+
+    `name` is that of its file.
 
     Raises `ValueError` if the manifest itself is not as it was written.
     """
-    parsed = _parse(directory)
+    parsed = _parse(directory, name)
     return None if parsed is None else parsed[0]
 
 
-def _parse(directory: Path) -> tuple[Manifest, dict[Path, tuple[int, str]]] | None:
+def listed_files(directory: Path) -> dict[str, tuple[int, str]]:
+    """Return size and digest of each file that a folder's manifest names, without reading these files.
+
+    Raises `ValueError` if there is no manifest, or it is not as it was written.
+    """
+    parsed = _parse(directory)
+    if parsed is None:
+        raise ValueError(f"{directory / MANIFEST} is missing")
+    for name in parsed[1]:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{directory / MANIFEST} names the file {name!r}, which is not in its folder")
+    return parsed[1]
+
+
+def note_verified(path: Path, digest: str) -> None:
+    """Record that this process has just written a file whose content has a digest, so that it need not be read."""
+    state = path.stat()
+    _verified.add((str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns, digest))
+
+
+def _parse(directory: Path, name: str = MANIFEST) -> tuple[Manifest, dict[str, tuple[int, str]]] | None:
     """Return a folder's manifest, with size and digest of each file that it names; verify only the manifest."""
-    path = directory / MANIFEST
+    path = directory / name
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         digest = content.pop("blake2b")
         found = Manifest(step=content["step"], version=content["version"], digest=digest)
-        files = {directory / name: (entry["bytes"], entry["blake2b"]) for name, entry in content["files"].items()}
+        files = {str(file): (entry["bytes"], entry["blake2b"]) for file, entry in content["files"].items()}
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -104,14 +127,14 @@ def _check(path: Path, size: int, expected: str) -> None:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, _hash).hexdigest()
+        return hashlib.file_digest(file, file_hash).hexdigest()
 
 
 def _digest_of(content: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
-def _hash() -> Any:
+def file_hash() -> Any:
     """Return a new hash for files: BLAKE2b with 32 bytes.
 
     It is as strong as SHA-256, and faster on processors without SHA instructions.

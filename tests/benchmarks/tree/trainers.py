@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl_core.api.losses import LossBatch
-from agentrl_core.batching.packing import pack
+from agentrl_core.batching.packing import Predictions, pack
 from agentrl_core.batching.samples import Sample
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
 from agentrl_core.losses.grpo import GRPO
@@ -86,7 +86,10 @@ def padded(network: Network, samples: Sequence[Sample]) -> tuple[float, int]:
         row = torch.tensor([index for index, sample in enumerate(part) for _ in sample.positions])
         place = torch.tensor([place for sample in part for place in sample.positions])
         states = network.states(ids, row, place - 1)
-        logprobs, entropy = network.score(states, ids[row, place], torch.ones(len(place)))
+        logprobs, entropy = network.score(
+            states,
+            Predictions(place=place - 1, token=ids[row, place], temperature=torch.ones(len(place)), row=row),
+        )
         value += backward(_view(part, logprobs, entropy.detach(), sequences), denominators)
     return value, len(samples) * width
 

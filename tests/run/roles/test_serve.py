@@ -4,6 +4,7 @@ import asyncio
 from contextlib import contextmanager
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl_core import config as configs
@@ -19,6 +20,8 @@ from agentrl_core.run.roles.serve import Server, serve
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.training.checkpoint import Companions
+from agentrl_core.weights.delta_writer import DeltaWriter
+from agentrl_core.weights.place import WeightsPlace
 
 
 class Published:
@@ -36,6 +39,11 @@ class Published:
             path.write_bytes(path.read_bytes()[:-1])
         if announced:
             asyncio.run(self.store.add_version("r", version, step=version))
+
+    def change(self):
+        """Take a step so small that few of the weights change."""
+        with torch.no_grad():
+            next(iter(self._module.parameters())).view(-1)[0] += 1.0
 
     @contextmanager
     def server(self):
@@ -145,6 +153,22 @@ def test_runs_of_the_same_name_have_folders_of_their_own_in_a_shared_place(publi
     components = resolve(configs.LoadedConfig(config, tmp_path), role="serve")
     roots = [weights_place(components, published.directory, each).root for each in ("aaaaaaaabb", "ccccccccdd")]
     assert roots == [tmp_path / "shared" / "r-aaaaaaaa", tmp_path / "shared" / "r-cccccccc"]
+
+
+def test_a_server_puts_deltas_together_and_tells_what_loading_cost(published, tmp_path):
+    published.place = WeightsPlace(published.place.root, deltas=DeltaWriter(tmp_path / "trainer"))
+    published.publish(0)
+    with published.server() as server:
+        server.looks()
+        for version in (1, 2):
+            published.change()
+            published.publish(version)
+            assert (published.place.root / f"version-{version}" / "delta.json").is_file()
+            assert server.looks() is True
+            told = server.report()["publication"]
+            assert (server.report()["version"], told["version"], told["path"]) == (version, version, "copy")
+            assert 0 <= told["stall_s"] <= told["seconds"]
+    assert not any("whole" in line for line in published.told)
 
 
 @pytest.mark.parametrize("role", [serve, sample])

@@ -136,6 +136,19 @@ def test_capacity_opens_only_when_all_live_servers_have_the_new_weights(side, jo
         assert asyncio.run(store.control("r")).admitted_steps == 1
 
 
+def test_a_publication_has_the_bytes_written_and_the_time_of_the_slowest_server(side, join, module, place):
+    for seconds, stall_s, gap in ((2.0, 0.5, 1e-4), (3.0, 0.25, 3e-4)):
+        told = {"seconds": seconds, "stall_s": stall_s, "canary_gap": gap, "canary_change": 10 * gap}
+        join("serve", **SERVED, publication=told)
+    with side() as opened:
+        publication = opened.load_weights(1, ModuleWeights(module))
+    written = place.root / "version-1"
+    assert publication.bytes == sum(path.stat().st_size for path in written.iterdir())
+    assert (publication.version, publication.path, publication.stall_s) == (1, "disk", 0.5)
+    assert 3.0 < publication.seconds < 3.0 + 60
+    assert (publication.canary_gap, publication.canary_change) == (3e-4, 1e-3)
+
+
 def test_without_a_sampler_it_says_which_command_starts_one_and_who_was_the_last(side, join, store):
     join("serve", **SERVED)
     asyncio.run(store.leave(join("sample", error="too bad").id))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.kept_tokens import ids_of, mask_of
 from agentrl_core.api.remote import (
     FINISH_REASONS,
     Command,
@@ -20,16 +21,22 @@ from agentrl_core.api.remote import (
     wrong_reply,
 )
 from agentrl_core.errors import EngineError, UnservableError
+from agentrl_sglang.transfer import SGLangCollective, SGLangHandles
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
 
 
 class SGLang:
-    """SGLang's own `/generate` (see `ServerProtocol`); its logprobs are those after the temperature."""
+    """SGLang's own `/generate` (see `ServerProtocol`).
+
+    Its logprobs are those after the temperature; beside sampling masks it also tells those renormalised over them.
+    """
 
     name = "SGLang"
     path = "/generate"
+    collective = SGLangCollective()
+    handles = SGLangHandles()
 
     async def describe(self, calls: ServerCalls, served: Served) -> Served:
         """Add the name and the directory of the weights in use."""
@@ -54,7 +61,12 @@ class SGLang:
         return [worker["url"] for worker in workers]
 
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:  # noqa: ARG002 (the protocol's)
-        """Refuse stop tokens together with `ignore_eos`."""
+        """Refuse stop tokens together with `ignore_eos`, and sampling masks of any size."""
+        if request.return_kept and request.sampling.truncates and not request.sampling.top_k:
+            return (
+                "top_p without top_k: SGLang aborts outputs with sampling masks above --sampling-mask-max-tokens (if "
+                "not given 4,096); set sampling.top_k, for example to 50"
+            )
         if request.sampling.ignore_eos and request.sampling.stop_token_ids:
             return "ignore_eos: SGLang then ignores stop_token_ids as well; leave one of the two out"
         return None
@@ -90,6 +102,7 @@ class SGLang:
             "sampling_params": sampling,
             "return_logprob": True,
             "top_logprobs_num": request.top_logprobs,
+            "return_sampling_mask": request.return_kept,
             "stream": request.stream,
         }
 
@@ -116,7 +129,7 @@ class SGLang:
         ids = tuple(entry[1] for entry in entries[first:])
         if reason is not None:
             _check_output_ids(request, reply.get("output_ids"), [entry[1] for entry in entries])
-        return ReplyPart(
+        part = ReplyPart(
             ids=ids,
             logprobs=tuple(entry[0] for entry in entries[first:]),
             top_logprobs=tuple(tuple((entry[1], entry[0]) for entry in position) for position in top),
@@ -125,6 +138,7 @@ class SGLang:
             stop_string=matched if isinstance(matched, str) else None,
             cached_tokens=meta.get("cached_tokens"),
         )
+        return _with_masks(request, part, meta, first) if request.return_kept and ids else part
 
     def scoring_body(self, request: ServerRequest, output_ids: Sequence[int]) -> Mapping[str, Any]:
         """Return a request for the logprobs of the prompt, without sampling."""
@@ -169,6 +183,23 @@ def _check_output_ids(request: ServerRequest, told: Any, ids: list[int]) -> None
     if told is None or told in (ids, ids[:-1]) or (request.stream and told == ids[len(ids) - len(told) :]):
         return
     raise wrong_reply(request, f"SGLang's output_ids ({len(told)} tokens) are not those of its logprobs ({len(ids)})")
+
+
+def _with_masks(request: ServerRequest, part: ReplyPart, meta: Mapping[str, Any], first: int) -> ReplyPart:
+    """Add the sampling masks, and replace the logprobs, which SGLang tells before and after top-p and top-k.
+
+    `first` is the place of the part's first token in the event's lists.
+    """
+    if "output_token_sampling_mask" not in meta:
+        raise missing_data(request, "sampling masks (meta_info.output_token_sampling_mask)")
+    kept = tuple(mask_of(mask) for mask in meta["output_token_sampling_mask"][first:])
+    logprobs = tuple(meta["output_token_sampling_logprobs"][first:])
+    # The likeliest tokens are those before; of those that were left, all have the same distance to the logprobs after.
+    top = []
+    for likeliest, mask, before, after in zip(part.top_logprobs, kept, part.logprobs, logprobs, strict=False):
+        left = set(ids_of(mask))
+        top.append(tuple((token, value + after - before) for token, value in likeliest if token in left))
+    return attrs.evolve(part, kept=kept, logprobs=logprobs, top_logprobs=tuple(top))
 
 
 def _labels(request: ServerRequest, meta: Mapping[str, Any], total: int) -> tuple[str, ...]:

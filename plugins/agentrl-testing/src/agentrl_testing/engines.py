@@ -16,8 +16,9 @@ import attrs
 import pytest
 
 from agentrl_core.api.engines import Engine
+from agentrl_core.api.kept_tokens import ids_of, joined
 from agentrl_core.errors import EngineError, UnservableError
-from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Grammar, Sampling
+from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Grammar, KeptTokens, Sampling
 from agentrl_testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Result:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    kept: KeptTokens = ()
     last: Chunk
 
 
@@ -105,6 +107,7 @@ async def collect(chunks: AsyncIterator[Chunk], prompt_ids: Sequence[int] = (), 
         logprobs=tuple(logprob for chunk in seen for logprob in chunk.logprobs),
         versions=tuple(chunk.version for chunk in seen for _ in chunk.ids),
         top_logprobs=tuple(likeliest for chunk in seen for likeliest in chunk.top_logprobs),
+        kept=joined([chunk.kept for chunk in seen], [len(chunk.ids) for chunk in seen]),
         last=seen[-1],
     )
 
@@ -124,8 +127,15 @@ class EngineSuite(ConformanceSuite):
     - `decode` converts token ids to the text in which stop strings are searched.
     - `grammars` (optional): "held" if the engine holds outputs to a grammar, "refused" if it raises
       `UnservableError`, "ignored" if it ignores grammars (which only a fake may).
+    - `masks` (optional): "returned" if the engine returns sampling masks, "refused" if it raises `UnservableError` for
+      requests that need them.
     - `stop_token_ids` (optional): token ids that end a request with a grammar, for engines that need them.
     """
+
+    @pytest.fixture
+    def masks(self) -> Literal["returned", "refused"]:
+        """Return the default: the engine returns sampling masks."""
+        return "returned"
 
     @pytest.fixture
     def grammars(self) -> Literal["held", "refused", "ignored"]:
@@ -270,6 +280,42 @@ class EngineSuite(ConformanceSuite):
                     scale = temperature or 1.0
                     expected = [reference_logprobs(0, prompts[0], (*before, other), scale)[-1] for other in likeliest]
                     assert list(likeliest.values()) == pytest.approx(expected, abs=TOLERANCE)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_sampling_masks_have_the_tokens_that_top_p_and_top_k_left(
+        self,
+        engine: Engine,
+        prompts: list[list[int]],
+        reference_logprobs: Reference | None,
+        masks: str,
+        *,
+        stream: bool,
+    ) -> None:
+        """The logprobs are renormalised over them, and so are those of the likeliest tokens."""
+
+        async def ask_for_masks() -> Result:
+            asked = request(prompts[0], stream=stream, temperature=0.8, top_p=0.9, top_k=12, seed=4)
+            asked = attrs.evolve(asked, return_kept=True, top_logprobs=5)
+            return await collect(engine.generate(asked), prompts[0])
+
+        if masks == "refused":
+            with pytest.raises(UnservableError, match="top_p and top_k"):
+                run(ask_for_masks())
+            return
+        result = run(ask_for_masks())
+        kept = [ids_of(mask) for mask in result.kept]
+        assert len(kept) == len(result.ids) == 16
+        assert all(token in left and len(left) <= 12 for token, left in zip(result.ids, kept, strict=True))
+        assert any(len(left) > 1 for left in kept)
+        for told, left in zip(result.top_logprobs, kept, strict=True):
+            assert {token for token, _ in told} <= set(left)
+        for index, left in enumerate(kept[:3] if reference_logprobs is not None else ()):
+            before = result.ids[:index]
+            scores = {token: reference_logprobs(0, prompts[0], (*before, token), 0.8)[-1] for token in left}
+            total = math.log(math.fsum(math.exp(score) for score in scores.values()))
+            assert result.logprobs[index] == pytest.approx(scores[result.ids[index]] - total, abs=TOLERANCE)
+            for token, logprob in result.top_logprobs[index]:
+                assert logprob == pytest.approx(scores[token] - total, abs=TOLERANCE)
 
     def test_more_top_logprobs_than_any_api_allows_are_refused(self, engine: Engine, prompts: list[list[int]]) -> None:
         with pytest.raises(UnservableError, match="top_logprobs"):

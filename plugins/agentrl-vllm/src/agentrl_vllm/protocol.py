@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.api.remote import (
     FINISH_REASONS,
     Command,
@@ -24,12 +25,17 @@ from agentrl_core.api.remote import (
     wrong_reply,
 )
 from agentrl_core.errors import EngineError
+from agentrl_vllm.transfer import VLLMCollective, VLLMHandles
 
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
 
+_CALL_PREFIX = "generate-tokens-"
+"""Beginning that vLLM gives to the ids of calls to this route."""
 _MOST_TOP_LOGPROBS = 19
 """One below vLLM's default of `--max-logprobs`, because the sampled token takes the place of one."""
+
+_NO_LOGPROB = -9999.0
 
 
 class VLLM:
@@ -37,6 +43,8 @@ class VLLM:
 
     name = "vLLM"
     path = "/inference/v1/generate"
+    collective = VLLMCollective()
+    handles = VLLMHandles()
 
     async def describe(self, calls: ServerCalls, served: Served) -> Served:
         """Find out whether the server takes weights, and how it computes logprobs.
@@ -48,7 +56,7 @@ class VLLM:
             # A run that ended early may have left the server paused, and the probe below would wait for its end.
             for command in self.resume():
                 await calls.post(command.path, command.body)
-        served = attrs.evolve(served, has_raw_logprobs=await self._has_raw_logprobs(calls, served.model))
+        served = await self._probed(calls, served)
         if info is None:
             return attrs.evolve(
                 served,
@@ -59,21 +67,25 @@ class VLLM:
         label = info.get("weight_version")
         return attrs.evolve(served, label=None if label is None else str(label))
 
-    async def _has_raw_logprobs(self, calls: ServerCalls, model: str) -> bool:
-        """Return whether the logprobs ignore the temperature, as they do by default."""
+    async def _probed(self, calls: ServerCalls, served: Served) -> Served:
+        """Find out whether the logprobs ignore the temperature, as they do by default, and whether masks come along."""
         seen: list[TopLogprobs] = []
+        returns_kept = False
         for temperature in (1.0, 2.0):
-            request = attrs.evolve(_PROBE, model=model, temperature=temperature)
+            request = attrs.evolve(_PROBE, model=served.model, temperature=temperature)
             reply = await calls.post(self.path, self.body(request))
             if reply is None:
                 raise EngineError(
                     f"vLLM has no route {self.path}; start vLLM 0.32 or newer, with --enable-scale-out if it needs that"
                 )
-            seen += self.part(request, reply, 0).top_logprobs
+            part = self.part(request, reply, 0)
+            seen += part.top_logprobs
+            returns_kept = bool(part.kept)
         (first, second), (third, fourth) = ([logprob for _, logprob in top] for top in seen)
         # If scaled, temperature 2 halves the distance between the logprobs of two tokens. Compare with both outcomes.
         distance, scaled = first - second, third - fourth
-        return abs(scaled - distance) <= abs(scaled - distance / 2)
+        is_raw = abs(scaled - distance) <= abs(scaled - distance / 2)
+        return attrs.evolve(served, has_raw_logprobs=is_raw, returns_kept=returns_kept)
 
     async def workers(self, calls: ServerCalls) -> Sequence[str] | None:  # noqa: ARG002 (the protocol's)
         """Return None: routers of vLLM do not list the servers behind them."""
@@ -87,8 +99,18 @@ class VLLM:
                 f"temperature {sampling.temperature}: this vLLM server returns logprobs without it; start the server "
                 "with --logprobs-mode processed_logprobs, or sample with temperature 1"
             )
-        if not served.has_raw_logprobs and (sampling.top_p < 1 or sampling.top_k > 0):
-            return "top_p and top_k: this vLLM server returns logprobs after both; sample with top_p 1 and all tokens"
+        if served.returns_kept and not (sampling.temperature > 0 and sampling.top_k):
+            return (
+                f"temperature {sampling.temperature:g} with top_k {sampling.top_k}: a vLLM server that returns "
+                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, for example to 50 (1 is greedy), "
+                "or start it without --return-sampling-mask"
+            )
+        truncated = sampling.top_p < 1 or sampling.top_k > 0
+        if truncated and not served.returns_kept and (request.return_kept or not served.has_raw_logprobs):
+            return (
+                "top_p and top_k: this vLLM server does not say which tokens they left; start it with "
+                "--return-sampling-mask and --logprobs-mode processed_logprobs, or sample with top_p 1 and all tokens"
+            )
         if request.top_logprobs > _MOST_TOP_LOGPROBS:
             return f"top_logprobs {request.top_logprobs}: vLLM tells at most {_MOST_TOP_LOGPROBS}"
         return None
@@ -140,15 +162,19 @@ class VLLM:
         content = (choice.get("logprobs") or {}).get("content") or ()
         if ids and not content:
             raise missing_data(request, "logprobs (choices[].logprobs.content)")
+        _check_ids(request, ids, content)
         _check_usage(request, usage, num_seen + len(ids))
-        spans = choice.get("weight_versions") or ()
+        past, labels = _labels(request, choice.get("weight_versions") or (), num_seen, len(ids))
         reason = choice.get("finish_reason")
         return ReplyPart(
             ids=ids,
             logprobs=tuple(entry["logprob"] for entry in content),
             top_logprobs=tuple(_top(entry, request.top_logprobs) for entry in content) if request.top_logprobs else (),
-            labels=_labels(request, spans, num_seen, len(ids)) if spans else (),
+            labels=labels,
+            past_labels=past,
+            kept=tuple(mask_of(mask) for mask in choice.get("sampling_mask") or ()),
             finish_reason=None if reason is None else FINISH_REASONS[reason],
+            stop_string=_stop_string(choice),
             cached_tokens=cached,
         )
 
@@ -158,7 +184,8 @@ class VLLM:
             "model": request.model,
             "request_id": request.id,
             "token_ids": [*request.prompt_ids, *output_ids],
-            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
+            # A server that returns sampling masks refuses requests without top_k.
+            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0},
             "stream": False,
         }
 
@@ -185,13 +212,17 @@ class VLLM:
                 path="/collective_rpc",
                 body={"method": "reload_weights", "kwargs": {"weights_path": str(directory)}},
             ),
-            Command(path="/reset_prefix_cache"),
-            Command(path="/update_weight_version", body={"new_version": label}),
+            # Without success, requests would go on with keys and values of the old weights.
+            Command(path="/reset_prefix_cache", expected={"success": True}),
+            Command(path="/update_weight_version", body={"new_version": label}, expected={"new_version": label}),
         )
 
-    def abort(self, call_id: str) -> Sequence[Command]:  # noqa: ARG002 (the protocol's)
-        """Return nothing: vLLM ends a request when its connection closes."""
-        return ()
+    def abort(self, call_id: str) -> Sequence[Command]:
+        """Return the command that ends a call.
+
+        vLLM ends it when the connection closes, but a router in between may keep its own connection open.
+        """
+        return (Command(path="/inference/v1/abort_requests", body={"request_ids": [f"{_CALL_PREFIX}{call_id}"]}),)
 
 
 def _check_usage(request: ServerRequest, usage: Mapping[str, Any], num_tokens: int) -> None:
@@ -205,11 +236,31 @@ def _check_usage(request: ServerRequest, usage: Mapping[str, Any], num_tokens: i
         raise wrong_reply(request, f"vLLM reports {output} tokens, but sent {num_tokens}")
 
 
-def _labels(request: ServerRequest, spans: Sequence[Mapping[str, Any]], num_seen: int, num_new: int) -> tuple[str, ...]:
-    """Return the server's name for the weights that sampled each new token; a span may count from the first token."""
+def _check_ids(request: ServerRequest, ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> None:
+    """Raise unless each logprob is that of the token at its place."""
+    for token, entry in zip(ids, content, strict=False):  # their numbers are compared for all servers alike
+        if entry["token_id"] != token:
+            raise wrong_reply(request, f"vLLM sent the logprob of token {entry['token_id']} for token {token}")
+
+
+def _stop_string(choice: Mapping[str, Any]) -> str | None:
+    """Return the stop string that ended the output; vLLM tells a token id in the same field."""
+    reason = choice.get("stop_reason")
+    return reason if isinstance(reason, str) else None
+
+
+def _labels(
+    request: ServerRequest, spans: Sequence[Mapping[str, Any]], num_seen: int, num_new: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the server's names for the weights that sampled the tokens seen before, and the new ones.
+
+    The spans are in the last event of a stream, and count from its first token; in the others there are none.
+    """
+    if not spans:
+        return (), ()
     is_total = spans[-1]["end"] == num_seen + num_new and spans[0]["start"] == 0
     labels = version_labels(request, spans, num_seen + num_new if is_total else num_new)
-    return labels[len(labels) - num_new :]
+    return labels[: len(labels) - num_new], labels[len(labels) - num_new :]
 
 
 def _grammar(grammar: Grammar) -> dict[str, Any]:
@@ -221,8 +272,9 @@ def _grammar(grammar: Grammar) -> dict[str, Any]:
 
 
 def _top(entry: Mapping[str, Any], most: int) -> TopLogprobs:
-    """Read `[{"token": "token_id:5", "logprob": -0.1}, …]`, which contains the sampled token besides the likeliest."""
-    pairs = [(int(top["token"].removeprefix("token_id:")), top["logprob"]) for top in entry["top_logprobs"]]
+    """Read `[{"token_id": 5, "logprob": -0.1, …}, …]`, which contains the sampled token besides the likeliest."""
+    # Tokens that top-p and top-k left out come with a number that stands for minus infinity.
+    pairs = [(top["token_id"], top["logprob"]) for top in entry["top_logprobs"] if top["logprob"] > _NO_LOGPROB]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most])
 
 
@@ -233,7 +285,7 @@ _PROBE = ServerRequest(
     max_tokens=1,
     temperature=1.0,
     top_p=1.0,
-    top_k=0,
+    top_k=2,  # a server that returns sampling masks refuses 0
     stop=(),
     stop_token_ids=(),
     seed=1,

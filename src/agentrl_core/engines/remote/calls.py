@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.api.kept_tokens import joined
 from agentrl_core.api.remote import ServerRequest
 from agentrl_core.engines.stopping import Decode, find_stop_string
 from agentrl_core.errors import EngineError, UnavailableError
@@ -49,6 +50,8 @@ class RemoteCall:
     logprobs: list[float] = attrs.field(factory=list)
     versions: list[int] = attrs.field(factory=list)
     top: list[TopLogprobs] = attrs.field(factory=list)
+    kept: list[bytes] = attrs.field(factory=list)
+    """One sampling mask per token, if the server returns any."""
     reason: FinishReason | None = None
     stop_string: str | None = None
     cached: int | None = None
@@ -70,7 +73,8 @@ class RemoteCall:
     def whole(self) -> bool:
         """Whether the output must be sampled in one call, because a grammar would start again in the middle of a text.
 
-        Its logprobs are then requested separately, without the constraint that excluded tokens.
+        Its logprobs are then requested separately, without the constraint that excluded tokens; not so if sampling
+        masks came with them, over which they are renormalised.
         """
         return self.request.sampling.grammar is not None or self.request.sampling.min_tokens > 0
 
@@ -82,7 +86,7 @@ class RemoteCall:
     def next_request(self, model: str) -> ServerRequest:
         """Return the next call to the server: the whole request, or the rest of its output."""
         if self.whole:
-            self.ids, self.logprobs, self.versions, self.top = [], [], [], []
+            self.ids, self.logprobs, self.versions, self.top, self.kept = [], [], [], [], []
         request, sampling = self.request, self.request.sampling
         self._seam = len(self.ids)
         # The rest of an output gets another seed, because the same seed would repeat the first random numbers.
@@ -103,6 +107,7 @@ class RemoteCall:
             seed=seed,
             grammar=sampling.grammar,
             top_logprobs=request.top_logprobs,
+            return_kept=request.return_kept and sampling.truncates,
             stream=request.stream and not self.whole,
             model=model,
         )
@@ -128,6 +133,7 @@ class RemoteCall:
         self.logprobs += part.logprobs
         self.versions += versions
         self.top += part.top_logprobs
+        self.kept = list(joined([self.kept, part.kept], [before, len(part.ids)]))
         if self.cached is None:
             self.cached = part.cached_tokens
         self.empty_aborts = 0 if self.ids[self._seam :] else self.empty_aborts
@@ -169,7 +175,7 @@ class RemoteCall:
         for count in range(before + 1, min(len(self.ids), self._seam + reach) + 1):
             found = find_stop_string(stop, self.ids[:count], 0, decode)
             if found is not None:
-                for values in (self.ids, self.logprobs, self.versions, self.top):
+                for values in (self.ids, self.logprobs, self.versions, self.top, self.kept):
                     del values[count:]
                 self.reason, self.stop_string = FinishReason.STOP, found
                 return True
@@ -188,6 +194,7 @@ class RemoteCall:
                     logprobs=tuple(self.logprobs[first:end]),
                     version=version,
                     top_logprobs=tuple(self.top[first:end]),
+                    kept=tuple(self.kept[first:end]),
                 )
             )
             first = end

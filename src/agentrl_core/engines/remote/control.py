@@ -13,7 +13,7 @@ import orjson
 
 from agentrl_core.api.remote import Served
 from agentrl_core.engines.remote.failures import AwayError
-from agentrl_core.engines.remote.replies import SHAPE_ERRORS, error_text, misread, read_json
+from agentrl_core.engines.remote.replies import SHAPE_ERRORS, error_text, misread, read_json, shown
 from agentrl_core.errors import EngineError
 from agentrl_core.http.backoff import RETRYABLE_STATUSES
 from agentrl_core.http.server_client import ExchangeError, ServerClient
@@ -120,6 +120,15 @@ class ServerControl:
         """Have the server read weights from a directory that it sees under the same path."""
         await self._run(self._protocol.load_weights(directory, label), silence_s=self._load_timeout_s)
 
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._client.url
+
+    async def send(self, commands: Sequence[Command]) -> None:
+        """Send commands of a publication, each with as long a silence as loading weights may take."""
+        await self._run(commands, silence_s=self._load_timeout_s)
+
     async def abort(self, call_id: str) -> None:
         """End one call; the server ignores unknown ids."""
         await self._run(self._protocol.abort(call_id))
@@ -137,22 +146,34 @@ class ServerControl:
         for command in commands:
             await self._send(command, silence_s)
 
+    def _check_reply(self, command: Command, data: bytes) -> None:
+        """Raise `EngineError` unless the reply says what is expected."""
+        where = f"{self._client.url}{command.path}"
+        told = read_json(where, data)
+        if any(told.get(name) != value for name, value in command.expected.items()):
+            expected = ", ".join(f"{name}: {value}" for name, value in command.expected.items())
+            raise EngineError(f"{where}: expected {expected}, found {shown(data)}")
+
     async def _send(self, command: Command, silence_s: float | None) -> None:
         """Send a command; raise `AwayError` if it may be sent again later, because the server is not there.
 
-        All commands may be repeated. Pausing, resuming and aborting have no further effect the second time, and a load
-        names a directory and a version that no other load has. Silence is not a reason to repeat: a server that needs
-        longer than `load_timeout_s` would only start again.
+        All commands but those that say `once` may be repeated. Pausing, resuming and aborting have no further effect
+        the second time, and a load names a directory and a version that no other load has. Silence is not a reason to
+        repeat: a server that needs longer than `load_timeout_s` would only start again.
         """
         path, body = command.path, orjson.dumps(command.body)
         where = f"{self._client.url}{path}"
         try:
             with await self._client.request("POST", path, body, silence_s=silence_s) as reply:
                 if reply.status == _OK:
+                    if command.expected:
+                        self._check_reply(command, await reply.read())
                     return
                 said = error_text(await reply.read_beginning())
         except ExchangeError as error:
-            kind = AwayError if error.fault in {"connect", "broken"} else EngineError
+            # Without a connection the server has not got the command at all.
+            again = {"connect"} if command.once else {"connect", "broken"}
+            kind = AwayError if error.fault in again else EngineError
             raise kind(f"{path}: {error}") from error
-        kind = AwayError if reply.status in _NOT_READY else EngineError
+        kind = AwayError if reply.status in _NOT_READY and not command.once else EngineError
         raise kind(f"{where}: status {reply.status}: {said}")

@@ -9,15 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from agentrl_core.api.publishers import Prepared, PublisherPlan
+from agentrl_core.api.weights import Publication
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.fleet import Fleet
+from agentrl_core.engines.remote.launching import Launch, LaunchedServers
 from agentrl_core.engines.remote.pool import ServerPool
+from agentrl_core.engines.remote.proving import Proof, WeightProof
+from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.engines.remote.server import Condition, RemoteServer
 from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
@@ -25,29 +32,34 @@ from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
-from agentrl_core.weights.folder import WeightsFolder
+from agentrl_core.weights.publishers import build_publisher
 
 if TYPE_CHECKING:
-    from agentrl_core.api.remote import ServerProtocol
+    from agentrl_core.api.publishers import WeightPublisher
+    from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
+    from agentrl_core.config.schema import Component
 
 log = logging.getLogger(__name__)
 
 
 class RemoteEngine:
-    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol`, and nothing else.
+    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol` and `program`.
 
     `url`: the server's address, without `/v1`; several addresses of servers with the same model make a fleet, in which
     each group of sessions keeps its server. The address of an SGLang router stands for its workers. `servers_file`: in
     place of `url`, a file with one address per line, which is read again while the engine runs; servers join and leave
-    with their lines. `straggler_s`: how long a publication waits for slower servers once one has the new weights; they
-    get calls again when they have them. `model`: the served name; None takes the first that the server lists.
-    `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an upstream.
-    `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and server.
-    `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
-    while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers, which
-    must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
-    temporary folder.
+    with their lines. `launch`: servers that the engine starts on this machine instead (see `Launch`), with logs in
+    `log_dir` and computing in `dtype`. `straggler_s`: how long a publication waits for slower servers once one has the
+    new weights; they get calls again when they have them. `model`: the served name; None takes the first that the
+    server lists. `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an
+    upstream. `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and
+    server. `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the
+    same while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers,
+    which must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None
+    uses a temporary folder. `max_canary_gap`: largest distance between the logprobs of server and learner for the
+    canary, the prompt by which each publication is proven, as a root mean square in nats; None: 0.5. `publish` and
+    `publish_dtype`: the way of the weights, and their type (`weights.publish` and `weights.dtype` of the config).
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until a
@@ -59,6 +71,10 @@ class RemoteEngine:
     """
 
     protocol: ClassVar[ServerProtocol]
+    program: ClassVar[ServerProgram | None] = None
+    """How to start such a server; None if `launch` is not offered."""
+    publishers: ClassVar[Mapping[str, Callable[..., WeightPublisher]]] = PUBLISHERS
+    """Ways to bring weights to the servers, by their names in `weights.publish`; see `agentrl_core.api.publishers`."""
     cpu_seconds = 0.0
 
     def __init__(
@@ -66,6 +82,7 @@ class RemoteEngine:
         *,
         url: str | tuple[str, ...] | None = None,
         servers_file: Path | None = None,
+        launch: Launch | None = None,
         model: str | None = None,
         api_key_env: str | None = None,
         context_length: int | None = None,
@@ -77,15 +94,48 @@ class RemoteEngine:
         straggler_s: float = 30.0,
         proxy: str | None = None,
         weights_dir: Path | None = None,
+        max_canary_gap: float | None = None,
         model_dir: Path | None = None,
+        log_dir: Path | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
         seed: int = 0,
+        publish: Component | None = None,
+        publish_dtype: str | None = None,
     ) -> None:
+        if max_canary_gap is not None and not max_canary_gap > 0:
+            raise ValueError(f"'max_canary_gap': expected a number above 0, found {max_canary_gap}")
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
+        self.proof: Proof | None = None
+        """Proof that the last weights arrived; None if they came without a canary."""
+        self._launched: LaunchedServers | None = None
+        self._server_loss: str | None = None
+        """Set once a launched server is gone for good."""
+        if launch is not None:
+            if url or servers_file:
+                raise ValueError("'launch' starts servers, 'url' and 'servers_file' name running ones: choose one")
+            self._launched = LaunchedServers(
+                self.program,
+                launch,
+                name=self.protocol.name,
+                model_dir=model_dir,
+                dtype=dtype,
+                log_dir=log_dir,
+                on_end=self._lose_server,
+            )
+            url = self._launched.urls
         self._model = model
         self._api_key_env = api_key_env
         self._context_length = context_length
-        self._folder = WeightsFolder(weights_dir)
+        self._proof = WeightProof(max_gap=max_canary_gap)
+        self._publisher = build_publisher(
+            self.publishers,
+            publish,
+            PublisherPlan(
+                protocol=self.protocol, dtype=publish_dtype, weights_dir=weights_dir, timeout_s=load_timeout_s
+            ),
+        )
+        self._prepared: tuple[int, WeightSource, Prepared] | None = None
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
@@ -120,6 +170,7 @@ class RemoteEngine:
             connect,
             straggler_s=straggler_s,
             on_change=self._wake_waiting,
+            prove=self._proof.prove,
         )
         # The state's lock also guards this dictionary, which several event loops change.
         self._calls: dict[str, RemoteCall] = {}
@@ -141,8 +192,15 @@ class RemoteEngine:
         """One line about each server: address, kind, model, version, context, and whether it is in service."""
         return tuple(server.description for server in self._pool.servers)
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether all servers can load new weights; known once the engine has started."""
+        return self._pool.takes_weights
+
     def start(self) -> None:
         """Ask the servers what they serve; have those load the policy's weights that have others. Blocks."""
+        if self._launched is not None:
+            self._launched.start()
         self._headers = authorization(self._api_key_env)
         if self._model_dir is not None:
             self._state.vocab_size = vocab_size_of(self._model_dir)
@@ -154,11 +212,13 @@ class RemoteEngine:
         self.notice = self._pool.notice
         if self.notice:
             log.warning("%s", self.notice)
-        self._state.ended = None
+        with self._state.lock:
+            self._state.ended = self._server_loss
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Sample a request; see `Engine.generate`."""
         self._state.check_alive()
+        self._proof.note_use(self.version)
         limit = check_request(request, context_length=self.context_length, vocab_size=self._state.vocab_size)
         if wrong := self._pool.unservable(request):
             raise UnservableError(f"request {request.request_id}: {wrong}")
@@ -211,18 +271,63 @@ class RemoteEngine:
         await self._fleet.resume()
         self._release()
 
-    async def load_weights(self, version: int, source: WeightSource) -> None:
-        """Have the servers read new weights from a directory.
+    async def prepare_weights(self, version: int, source: WeightSource) -> None:
+        """Do what `load_weights` need not pause for, such as writing files and computing the canary."""
+        if not self._pool.takes_weights:
+            raise EngineError(self.notice or f"{self.protocol.name} takes no weights")
+        prepared = await call_on_thread(lambda: self._publisher.prepare(version, source), name="weights")
+        await self._proof.expect(version, source)
+        self._prepared = version, source, prepared
 
-        Each server pauses and continues by itself; its requests keep their tokens, and go on with the new weights.
+    async def load_weights(self, version: int, source: WeightSource) -> Publication:
+        """Bring new weights to the servers, and prove that they arrived.
+
+        Servers that read a directory pause and continue one by one; others are paused together. Requests keep their
+        tokens, and go on with the new weights.
         """
         with self._state.lock:
             self._state.check_alive()
             self._state.check_newer(version)
-        if not self._pool.takes_weights:
-            raise EngineError(self.notice or f"{self.protocol.name} takes no weights")
-        directory = await self._folder.directory(version, source)
-        await self._fleet.publish(version, lambda server: server.control.load(directory, label_of(version)))
+        begun = time.monotonic()
+        if self._prepared is None or self._prepared[:2] != (version, source):
+            await self.prepare_weights(version, source)
+        prepared = self._take_prepared()
+        directory = prepared.directory
+        if directory is not None:
+            stall = await self._fleet.publish(version, lambda server: server.control.load(directory, label_of(version)))
+        else:
+            stall = await self._fleet.deliver(
+                version,
+                lambda servers: self._publisher.deliver(
+                    version, label_of(version), [server.control for server in servers]
+                ),
+            )
+        self.proof = self._proof.result()
+        return Publication(
+            version=version,
+            path=self._publisher.path,
+            bytes=prepared.bytes,
+            seconds=time.monotonic() - begun,
+            stall_s=stall.stall_s,
+            canary_gap=None if self.proof is None else self.proof.gap,
+            canary_change=None if self.proof is None else self.proof.change,
+        )
+
+    def _take_prepared(self) -> Prepared:
+        """Return what `prepare_weights` has prepared last; a failed delivery prepares it anew."""
+        assert self._prepared is not None  # noqa: S101 (the caller has just prepared)
+        prepared, self._prepared = self._prepared[2], None
+        return prepared
+
+    async def prove(self, source: WeightSource) -> None:
+        """Prove that the servers have these weights already, as those of the current version; raises `EngineError`.
+
+        For the start of a run: it finds a server that serves another model, and learns how much its rounding differs.
+        """
+        if self._pool.takes_weights:
+            await self._proof.expect(self.version, source)
+            await self._fleet.prove()
+            self.proof = self._proof.result()
 
     def close(self) -> None:
         """Fail running requests and close the connections; idempotent."""
@@ -232,7 +337,19 @@ class RemoteEngine:
         for call in calls:
             call.wake()
         self._fleet.close()
-        self._folder.close()
+        if self._launched is not None:
+            self._launched.close()
+        self._publisher.close()
+
+    def _lose_server(self, message: str) -> None:
+        """End the engine, because a launched server is gone for good; called from another thread."""
+        with self._state.lock:
+            self._server_loss = message
+            # One that has not started, or was closed, keeps its own reason.
+            self._state.ended = self._state.ended or message
+            calls = list(self._calls.values())
+        for call in calls:
+            call.wake()
 
     # The life of one request, in its consumer's event loop.
 

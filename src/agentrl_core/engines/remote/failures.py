@@ -100,6 +100,13 @@ class LostReplyError(UnavailableError):
         """Whether the server may have been restarted: it gets no calls until it has been asked for its weights."""
 
 
+class UnprovenError(EngineError):
+    """A server has other weights than it should have."""
+
+    is_final: bool = True
+    """Whether the engine ends: the server has just loaded weights, and they did not arrive."""
+
+
 class Absence:
     """Time since which a server has been away: since the first failure after its last sign of life.
 

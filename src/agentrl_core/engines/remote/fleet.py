@@ -9,14 +9,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from agentrl_core.engines.remote.failures import AwayError
-from agentrl_core.engines.remote.member import Member, Target
+from agentrl_core.engines.remote.member import Member, Prove, Target
 from agentrl_core.engines.remote.server import Condition
 from agentrl_core.engines.remote.state import label_of
 from agentrl_core.errors import EngineError
@@ -52,6 +52,7 @@ class Fleet:
 
     `connect` makes the server of an address. `straggler_s`: how long a publication waits for the other servers once one
     has the new weights. `on_change` is called on the fleet's thread when calls that wait may find a server now.
+    `prove(server, version)` proves that a server has the weights of a version, before it gets calls.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Fleet:
         *,
         straggler_s: float,
         on_change: Callable[[], None],
+        prove: Prove,
     ) -> None:
         self._pool, self._state, self._addresses, self._connect = pool, state, addresses, connect
-        self._straggler_s, self._on_change = straggler_s, on_change
+        self._straggler_s, self._on_change, self._prove = straggler_s, on_change, prove
         self.target = Target(0, None)
         self._model: str | None = None
         self._model_dir: Path | None = None
@@ -103,6 +105,18 @@ class Fleet:
         until they have them. Raises `EngineError` if a server refuses.
         """
         return await self._run(self._publish(Target(version, load)))
+
+    async def deliver(self, version: int, send: Callable[[Sequence[RemoteServer]], Awaitable[None]]) -> Stall:
+        """Pause all servers, send them new weights together, and let them sample again.
+
+        `send` is called once, on the fleet's event loop. Servers that join or return later get their weights with the
+        next version. Raises `EngineError` if the weights did not arrive; the servers then go on with their old ones.
+        """
+        return await self._run(self._deliver(version, send))
+
+    async def prove(self) -> None:
+        """Prove that all servers that are in service have the target's weights; raises `EngineError`."""
+        await self._run(self._prove_all())
 
     async def pause(self) -> None:
         """Pause all servers that are in service; raises `EngineError` if one refuses, and then none is paused."""
@@ -194,7 +208,7 @@ class Fleet:
             server = self._connect(url)
         except ValueError as error:
             raise EngineError(f"{self._addresses.name}: {error}") from error
-        member = self._members[server] = Member(server, self, self._state, self._model_dir)
+        member = self._members[server] = Member(server, self, self._state, self._model_dir, prove=self._prove)
         with self._state.lock:
             self._pool.add(server)
         return member
@@ -261,6 +275,32 @@ class Fleet:
         now = time.monotonic()
         return Stall(stall_s=(first or now) - begun, seconds=now - begun)
 
+    async def _deliver(self, version: int, send: Callable[[Sequence[RemoteServer]], Awaitable[None]]) -> Stall:
+        begun = time.monotonic()
+        chosen = [member for member in self._members.values() if member.takes_delivery]
+        results = await asyncio.gather(*[member.hush() for member in chosen], return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, AwayError):
+                await self._resume_all()
+                raise result
+        paused = [member for member, result in zip(chosen, results, strict=True) if result is None]
+        if not paused:
+            raise EngineError(f"{self._addresses.name}: no server answers that version {version} could be sent to")
+        try:
+            await send([member.server for member in paused])
+        except BaseException:
+            await self._resume_all()
+            raise
+        self.target = Target(version, _with_next_version)
+        with self._state.lock:
+            self._state.version = max(self._state.version, version)
+        await asyncio.gather(*[member.receive(self.target) for member in paused])
+        for member in set(self._members.values()) - set(paused):
+            member.attend()
+        self._state.check_alive()
+        now = time.monotonic()
+        return Stall(stall_s=now - begun, seconds=now - begun)
+
     async def _next_event(self, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
@@ -281,6 +321,16 @@ class Fleet:
             with self._state.lock:
                 server.condition = Condition.OUT
         self.changed()
+
+    async def _prove_all(self) -> None:
+        servers = [server for server in self._members if server.condition is Condition.READY]
+        results = await asyncio.gather(
+            *[self._prove(server, self.target.version) for server in servers], return_exceptions=True
+        )
+        faults = [result for result in results if isinstance(result, BaseException)]
+        if faults:
+            self.fail("; ".join(map(str, faults)))
+            self._state.check_alive()
 
     async def _pause_all(self) -> None:
         members = [member for server, member in self._members.items() if server.condition is not Condition.OUT]
@@ -312,6 +362,11 @@ class Fleet:
             coroutine.close()
             raise EngineError("the engine has not been started")
         return await asyncio.wrap_future(self._thread.submit(coroutine))
+
+
+async def _with_next_version(server: RemoteServer) -> None:
+    """Raise: what was sent to all servers together cannot be sent again to one of them."""
+    raise AwayError(f"{server.url}: the server gets its weights with the next version, sent to all servers at once")
 
 
 class _LoopThread:

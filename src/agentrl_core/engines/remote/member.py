@@ -7,11 +7,11 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
 
-from agentrl_core.engines.remote.failures import BACKOFF, AwayError
+from agentrl_core.engines.remote.failures import BACKOFF, AwayError, UnprovenError
 from agentrl_core.engines.remote.server import UNKNOWN, Condition
 from agentrl_core.engines.remote.state import STARTED_LABEL, label_of
 from agentrl_core.errors import EngineError
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from agentrl_core.engines.remote.state import EngineState
 
 log = logging.getLogger(__name__)
+
+Prove: TypeAlias = "Callable[[RemoteServer, int], Awaitable[None]]"
+"""Proves that a server has the weights of a version; raises `UnprovenError` if it has others."""
 
 _LAST_PARTS_S = 1.0
 """Time that the tokens of requests which a paused server has aborted may take to arrive."""
@@ -79,14 +82,24 @@ class Member:
     still has them.
     """
 
-    def __init__(self, server: RemoteServer, fleet: Surroundings, state: EngineState, model_dir: Path | None) -> None:
-        self.server = server
+    def __init__(
+        self,
+        server: RemoteServer,
+        fleet: Surroundings,
+        state: EngineState,
+        model_dir: Path | None,
+        *,
+        prove: Prove,
+    ) -> None:
+        self.server, self._prove = server, prove
         self.refused: tuple[int, EngineError] | None = None
         """The last version that the server refused to load, and why."""
         self._fleet, self._state = fleet, state
         self._model_dir = model_dir
         self._attention = asyncio.Event()
         self._complaint = ""
+        self._waits = False
+        """Whether the server answers, and only lacks weights that it can get with the next version alone."""
         self._has_returned = False
         """Whether the server was away, or was restarted, since it last got calls."""
 
@@ -101,6 +114,24 @@ class Member:
             self._attention.clear()
             await self._bring()
 
+    @property
+    def takes_delivery(self) -> bool:
+        """Whether weights that are sent to all servers together can be sent to this one, too."""
+        return self.server.condition is not Condition.OUT or self._waits
+
+    async def receive(self, target: Target) -> None:
+        """Let the server, which has just been sent the target's weights, sample again once they are proven."""
+        self.server.version, self.server.label = target.version, label_of(target.version)
+        self._waits = False
+        try:
+            await self._admit(target, is_loaded=True)
+        except EngineError as error:
+            if isinstance(error, UnprovenError) and error.is_final:
+                self._fleet.fail(str(error))
+            else:
+                self._bears(error)
+                self.attend()
+
     async def _bring(self) -> None:
         """Try until the server has the target's weights, or refuses them during a publication."""
         for attempt in itertools.count():
@@ -109,6 +140,9 @@ class Member:
                 await self.step(target)
             except EngineError as error:
                 if self.refused is not None and self.refused[1] is error:
+                    return
+                if isinstance(error, UnprovenError) and error.is_final:
+                    self._fleet.fail(str(error))
                     return
                 if not self._bears(error):
                     return
@@ -130,7 +164,8 @@ class Member:
             await self._look(target, served or await server.control.describe(self._fleet.model))
         elif server.version >= target.version:
             return self._set(Condition.READY)
-        if server.version < target.version:
+        is_loaded = server.version < target.version
+        if is_loaded:
             try:
                 await self._load(target, is_paused=self._state.paused and not was_out)
             except AwayError:
@@ -139,13 +174,15 @@ class Member:
                 if not was_out:
                     await self._keep_old(target, error)
                 raise
-        return await self._admit(target)
+        return await self._admit(target, is_loaded=is_loaded)
 
     async def _load(self, target: Target, *, is_paused: bool) -> None:
         assert target.load is not None  # noqa: S101 (without it, no server has older weights)
         if not is_paused:
             await self.hush()
+        self._waits = True
         await target.load(self.server)
+        self._waits = False
         self.server.version, self.server.label = target.version, label_of(target.version)
 
     async def hush(self) -> None:
@@ -192,11 +229,22 @@ class Member:
             log.warning("%s: not resumed after it refused new weights: %s", self.server.url, failure)
         self._set(Condition.READY)
 
-    async def _admit(self, target: Target) -> None:
-        """Let the server sample, and give it calls, unless there are newer weights by now."""
+    async def _admit(self, target: Target, *, is_loaded: bool) -> None:
+        """Let the server sample, and give it calls once its weights are proven, unless there are newer ones by now."""
         server = self.server
-        if self._fleet.takes_weights and not self._state.paused:
+        if self._fleet.takes_weights:
+            # Even while the engine is paused, because a paused server answers nothing, so it could not be proven.
             await server.control.resume()
+            try:
+                await self._prove(server, server.version)
+            except UnprovenError as error:
+                # It was restarted, or has lost its weights in another way. It loads them again; one that has just done
+                # so would only go on like this.
+                error.is_final = is_loaded
+                server.version = UNKNOWN
+                raise
+            if self._state.paused:
+                await server.control.pause()
         self._state.name(server.label, server.version)
         if self._fleet.target is not target:
             return

@@ -70,6 +70,8 @@ class ServerPool:
         """Return why one of the servers would return other logprobs than the embedded engine; None if none would."""
         sampling = request.sampling
         constrained = sampling.grammar is not None or sampling.min_tokens > 0
+        # Sampling masks say what the constraint left, and logprobs come renormalised over them, in the first call.
+        constrained = constrained and not (request.return_kept and sampling.truncates)
         rule = "min_tokens" if sampling.grammar is None else "a grammar"
         if request.images:
             return "images are not sent to model servers; leave them out"

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from agentrl_core.api.kept_tokens import ids_of
 from agentrl_core.api.remote import wrong_reply
 from agentrl_core.engines.remote.failures import LostReplyError
+from agentrl_core.errors import EngineError
 
 if TYPE_CHECKING:
     from agentrl_core.api.remote import ReplyPart, ServerRequest
@@ -69,6 +71,7 @@ def checked(request: ServerRequest, part: ReplyPart, vocab_size: int) -> ReplyPa
             request, f"the server sent {wrong!r:.60} as a token id; the policy's ids are those below {vocab_size}"
         )
     check_logprobs(request, part.ids, part.logprobs)
+    _check_masks(request, part)
     if part.labels and len(part.labels) != num_ids:
         raise wrong_reply(request, f"the server reports no weight version for some of its {num_ids} tokens")
     if request.top_logprobs and len(part.top_logprobs) != num_ids:
@@ -77,6 +80,22 @@ def checked(request: ServerRequest, part: ReplyPart, vocab_size: int) -> ReplyPa
             f"the server sent {num_ids} token ids and the likeliest tokens of {len(part.top_logprobs)} positions",
         )
     return part
+
+
+def _check_masks(request: ServerRequest, part: ReplyPart) -> None:
+    """Raise unless every token has a sampling mask that it is in, where the request needs masks or has any."""
+    if request.return_kept and part.ids and not part.kept:
+        raise EngineError(
+            f"request {request.request_id}: the server returns no sampling masks, without which the learner does not "
+            "know the distribution that top_p and top_k leave; sample with top_p 1 and top_k 0"
+        )
+    if not part.kept:
+        return
+    if len(part.kept) != len(part.ids):
+        raise wrong_reply(request, f"the server sent {len(part.ids)} token ids and {len(part.kept)} sampling masks")
+    for token, mask in zip(part.ids, part.kept, strict=True):
+        if mask and token not in ids_of(mask):
+            raise wrong_reply(request, f"the server sampled token {token}, which its sampling mask does not have")
 
 
 def check_logprobs(request: ServerRequest, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:

@@ -19,7 +19,7 @@ from agentrl_core.http.server_client import ExchangeError, server_sent_events
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentrl_core.api.remote import ReplyPart, Served, ServerProtocol, ServerRequest
     from agentrl_core.engines.remote.calls import RemoteCall
@@ -144,7 +144,7 @@ class RemoteServer:
             # is wrong.
             said = f"{self._where(request)}: the reply has ended without a finish reason"
             raise LostReplyError(said) if request.stream else UnavailableError(said, status=502)
-        if call.reason is not None and call.whole:
+        if call.reason is not None and call.whole and not call.kept:
             await self._score(call, request, version)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
@@ -184,6 +184,7 @@ class RemoteServer:
             # Some servers send their usage in an event after the last token.
             call.cached = part.cached_tokens if part.cached_tokens is not None else call.cached
             return True
+        self._check_past(call, request, part)
         call.accept(part, self._versions(request, part, version))
         return part.finish_reason is not None
 
@@ -201,31 +202,62 @@ class RemoteServer:
             )
         return versions
 
+    def _check_past(self, call: RemoteCall, request: ServerRequest, part: ReplyPart) -> None:
+        """Raise if tokens that were passed on already came from other weights than was assumed; they cannot be kept."""
+        if not part.past_labels or (self.served is not None and not self.served.takes_weights):
+            return
+        told = [self._state.version_of(label, self._where(request)) for label in part.past_labels]
+        assumed = call.versions[len(call.versions) - len(told) :]
+        if told != assumed:
+            raise UnavailableError(
+                f"{self._where(request)}: the streamed tokens were sampled from weights of version {min(told)}, not "
+                f"{assumed[0]}, as the server says at their end; was it restarted?",
+                status=502,
+            )
+
     async def _score(self, call: RemoteCall, request: ServerRequest, version: int) -> None:
         """Replace the logprobs by those of the unconstrained distribution, with a second call.
 
         Servers exclude tokens (by a grammar, or before `min_tokens`) before they compute logprobs.
         """
         reason, call.reason = call.reason, None
-        body = orjson.dumps(self._protocol.scoring_body(request, call.ids))
-        try:
-            with await self._client.request("POST", self._protocol.path, body) as reply:
-                await self._check_status(request, reply)
-                data = await reply.read(_MOST_REPLY_BYTES)
-        except ExchangeError as error:
-            raise lost(self._where(request), error) from error
+        scores = await self.score(request, call.ids)
         # After a pause the scores may come from the new weights, for tokens that the old weights sampled. Without a
         # reason set, the output is sampled again.
         if not self._is_sampling or self.version != version:
             return
+        call.logprobs = list(scores)
+        call.reason = reason
+
+    async def score(self, request: ServerRequest, output_ids: Sequence[int]) -> tuple[float, ...]:
+        """Return the logprobs of `output_ids` after the request's prompt, at temperature 1; raises like `sample`."""
+        data = await self._ask(request, self._protocol.scoring_body(request, output_ids))
         try:
-            scores = self._protocol.scores(request, read_json(self._where(request), data), call.ids)
-            check_logprobs(request, tuple(call.ids), scores)
+            scores = self._protocol.scores(request, read_json(self._where(request), data), output_ids)
+            check_logprobs(request, tuple(output_ids), scores)
         except SHAPE_ERRORS as error:
             told = f"{self._where(request)}: the scores are not what {self._protocol.name} sends"
             raise UnavailableError(told, status=502) from error
-        call.logprobs = list(scores)
-        call.reason = reason
+        return scores
+
+    async def sample_one(self, request: ServerRequest) -> tuple[int, float]:
+        """Return the first token of an output that is not streamed, with its logprob; raises like `sample`."""
+        data = await self._ask(request, self._protocol.body(request))
+        try:
+            part = checked(request, self._protocol.part(request, read_json(self._where(request), data), 0))
+            return part.ids[0], part.logprobs[0]
+        except SHAPE_ERRORS as error:
+            told = f"{self._where(request)}: {misread(self._protocol.name, error)}"
+            raise UnavailableError(told, status=502) from error
+
+    async def _ask(self, request: ServerRequest, body: Mapping[str, Any]) -> bytes:
+        """Return the reply to a call that is not streamed."""
+        try:
+            with await self._client.request("POST", self._protocol.path, orjson.dumps(body)) as reply:
+                await self._check_status(request, reply)
+                return await reply.read(_MOST_REPLY_BYTES)
+        except ExchangeError as error:
+            raise lost(self._where(request), error) from error
 
     def _abandon(self, request: ServerRequest) -> None:
         """Have the server stop sampling at once, if it does not by itself when the connection closes."""

@@ -55,7 +55,7 @@ _OPTIONS: Mapping[str, Any] = dict(
     output_config=accepted({}, format=_FORMAT),
     output_format=_FORMAT,
     temperature=number("Temperature; `gateway.temperature` decides about trained calls.", minimum=0, maximum=1),
-    top_k=integer("Number of tokens to sample from, 0: all; ignored in calls that are trained."),
+    top_k=integer("Number of tokens to sample from, 0: all; as for top_p."),
     stop_sequences=STOP_STRINGS,
     thread=refused(_NO_THREAD),
 )

@@ -39,8 +39,10 @@ STOP_STRINGS = listed(_STOP_STRING, "Texts that end the reply and are cut from i
 SHARED: Mapping[str, Schema] = {
     "model": text("Name of a configured upstream; any other name is the policy."),
     "temperature": number("Temperature; `gateway.temperature` decides about trained calls.", minimum=0, maximum=2),
-    "top_p": number("Nucleus sampling; ignored in calls that are trained.", exclusiveMinimum=0, maximum=1),
-    "top_k": integer("Number of tokens to sample from, 0 or -1: all; ignored in calls that are trained.", minimum=-1),
+    "top_p": number(
+        "Nucleus sampling; `gateway.temperature` decides about trained calls.", exclusiveMinimum=0, maximum=1
+    ),
+    "top_k": integer("Number of tokens to sample from, 0 or -1: all; as for top_p.", minimum=-1),
     "max_tokens": integer("Most tokens of the reply.", minimum=1),
     "stop": either(_STOP_STRING, STOP_STRINGS),
     "n": integer("Number of replies to each prompt.", minimum=1, maximum=MOST_CHOICES),

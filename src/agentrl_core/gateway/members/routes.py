@@ -47,6 +47,8 @@ OPEN_REQUEST = accepted(
     },
     is_eval=flag("Whether the record belongs to an evaluation."),
     temperature=number("Temperature in place of the run's.", minimum=0, maximum=1e6),
+    top_p=number("Nucleus sampling in place of the run's.", exclusiveMinimum=0, maximum=1),
+    top_k=integer("Number of tokens to sample from in place of the run's; 0: all."),
     max_tokens=integer("Limit of a reply in tokens, if the agent sets none.", minimum=1),
 )
 CLOSE_REQUEST = accepted({"record_id": text("The record.", minLength=1, maxLength=_LONGEST_ID)})
@@ -107,10 +109,12 @@ class MemberControl:
         seed_key = fields.take("seed_key")
         if not isinstance(seed_key, list) or not all(map(_is_number, seed_key)):
             raise wrong_type("seed_key", "must be a list of integers from 0 to 2^63 - 1")
-        temperature, max_tokens = fields.number("temperature"), fields.integer("max_tokens")
         if run_id != self._run_id:
             raise RequestError(409, "other_run", f"this gateway serves the run '{self._run_id}', not '{run_id[:100]}'")
-        changed: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
+        changed: dict[str, Any] = {
+            **{name: fields.number(name) for name in ("temperature", "top_p")},
+            **{name: fields.integer(name) for name in ("top_k", "max_tokens")},
+        }
         sampling = attrs.evolve(self._sampling, **{name: value for name, value in changed.items() if value is not None})
         record = Record(id=record_id, run_id=run_id, task_id="", group_id=group_id, sample_index=0, is_eval=is_eval)
         session = await self._members.open(member_id, record, seed_key=tuple(seed_key), sampling=sampling)

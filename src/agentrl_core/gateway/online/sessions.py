@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 SESSIONS = "sessions"
 """Task set of sessions outside training. It is separate from the config's sets, because agents may repeat their ids."""
-_KEPT_OF_A_POLICY = ("temperature", "max_tokens", "training")
+_KEPT_OF_A_POLICY = ("temperature", "top_p", "top_k", "max_tokens", "training")
 """Fields of a session's `SamplingPolicy` that are stored; a restarted gateway takes the rest from model and config."""
 
 

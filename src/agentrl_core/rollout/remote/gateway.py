@@ -140,7 +140,7 @@ class RemoteGateway:
             "is_eval": record.is_eval,
         }
         if sampling is not None:
-            body |= {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+            body |= {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         deadline = asyncio.get_running_loop().time() + self._patience_s
         attempt, why = 0, ""
         while True:

@@ -11,9 +11,12 @@ import attrs
 
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import UsageError
+from agentrl_core.plugins.options import construct
 from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.publication import check_through_place
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
 from agentrl_core.run.stores import open_store
+from agentrl_core.weights.delta_writer import DeltaWriter
 from agentrl_core.weights.place import WeightsPlace
 
 if TYPE_CHECKING:
@@ -59,9 +62,32 @@ def run_directory(config: RunConfig) -> RunDirectory:
     return RunDirectory((Path(config.output_dir) / config.name).absolute())
 
 
-def weights_place(components: RunComponents, directory: RunDirectory, identity: str) -> WeightsPlace:
-    """Return the place of a run's published weights: `weights.place`, with a folder for each run, or the run's own."""
-    return WeightsPlace(directory.weights(components.config.weights.place, components.base_dir, identity))
+def weights_place(
+    components: RunComponents, directory: RunDirectory, identity: str, *, writes: bool = False
+) -> WeightsPlace:
+    """Return the place of a run's published weights: `weights.place`, with a folder for each run, or the run's own.
+
+    With `writes`, versions are written as the section `weights` says, which raises `ConfigError` for what it cannot.
+    """
+    config = components.config.weights
+    root = directory.weights(config.place, components.base_dir, identity)
+    if not writes:
+        return WeightsPlace(root)
+    check_through_place(components)
+    deltas = None
+    if config.publish.use == "delta":
+        options = dict(config.publish.options)
+        where = components.where("weights.publish")
+        deltas = construct(
+            DeltaWriter, options, name="delta", where=where, injected={"local": local_weights(components)}
+        )
+    return WeightsPlace(root, dtype=config.dtype, deltas=deltas)
+
+
+def local_weights(components: RunComponents) -> Path | None:
+    """Return the folder for whole copies of versions on this machine; None: the system's temporary folder."""
+    local = components.config.weights.local
+    return None if local is None else components.base_dir / Path(local).expanduser()
 
 
 async def find_run(components: RunComponents, directory: RunDirectory, wait: Wait, command: Commands) -> FoundRun:

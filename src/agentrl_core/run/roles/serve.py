@@ -8,15 +8,21 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from agentrl_core.api.engines import Provable
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import WeightsError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, shared_key
+from agentrl_core.run.engine_start import start_engine
 from agentrl_core.run.in_process import context_policy, policy_chat
+from agentrl_core.run.publication import prepare_weights
 from agentrl_core.run.roles.frame import take_part
-from agentrl_core.run.roles.joining import weights_place
+from agentrl_core.run.roles.joining import local_weights, weights_place
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
+from agentrl_core.weights.local_copies import LocalCopies
 
 if TYPE_CHECKING:
     import os
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.members import Member
+    from agentrl_core.api.weights import Publication
     from agentrl_core.run.membership import Membership
     from agentrl_core.run.roles.frame import Joining
 
@@ -59,20 +66,23 @@ class Server:
         self._joining, self._loop = joining, joining.loop
         self._config, self._store, self._run_id = joining.components.config, joining.store, joining.directory.name
         self._place = weights_place(joining.components, joining.directory, joining.identity)
+        self._copies = LocalCopies(self._place, local_weights(joining.components), notice=joining.notice)
+        self._publication: Publication | None = None
         self._refused: dict[int, str] = {}
         self._samplers: set[str] = set()
         self._is_current = False
         with ExitStack() as undo:
+            undo.callback(self._copies.close)
             with ExitStack() as held:
                 version, folder = self._loop.run(self._first_version(held), asked_to_stop=joining.asked_to_stop)
-                self._engine: Engine = joining.components.build(
-                    "engines", "engine", self._config.engine, model_dir=folder
-                )
-                undo.callback(self._engine.close)
-                self._engine.start()
+                # A folder for each member: several may serve the run from one machine.
+                logs = joining.directory.logs / joining.member.name
+                self._engine: Engine = start_engine(joining.components, folder, undo, log_dir=logs)
                 # An engine that loads its model has version 0.
                 if version:
-                    self._loop.run(self._engine.load_weights(version, DirectoryWeights(folder)))
+                    self._publication = self._loop.run(self._engine.load_weights(version, DirectoryWeights(folder)))
+                elif isinstance(self._engine, Provable):
+                    self._loop.run(self._engine.prove(DirectoryWeights(folder)))
                 self._gateway = Gateway(
                     engine=self._engine,
                     chat=policy_chat(joining.components, folder),
@@ -108,6 +118,7 @@ class Server:
         refused = max(self._refused, default=None)
         return {
             **({"version": self._engine.version} if self._is_current else {}),
+            **({} if self._publication is None else {"publication": _told(self._publication)}),
             "max_tokens": gateway.max_tokens,
             "takes_tools": gateway.chat.takes_tools,
             "notices": [
@@ -171,15 +182,16 @@ class Server:
 
     async def _read(self, version: int, held: ExitStack) -> Path:
         """Verify a version, which may take minutes, and keep it as long as `held` is open; return its folder."""
-        return await call_on_thread(lambda: held.enter_context(self._place.reading(version)), name="weights")
+        return await call_on_thread(lambda: held.enter_context(self._copies.reading(version)), name="weights")
 
     async def _load(self, version: int) -> bool:
         """Load a version with the gateway paused; running replies go on with the new weights."""
         try:
             with ExitStack() as held:
-                folder = await self._read(version, held)
+                source = DirectoryWeights(await self._read(version, held))
+                await prepare_weights(self._engine, version, source)
                 with self._gateway.paused():
-                    await self._engine.load_weights(version, DirectoryWeights(folder))
+                    self._publication = await self._engine.load_weights(version, source)
         except WeightsError as error:
             self._refuse(version, error)
         else:
@@ -190,3 +202,8 @@ class Server:
         self._refused[version] = str(error)
         logger.error("%s", error)
         self._joining.notice(f"{error}; waiting for the next version")
+
+
+def _told(publication: Publication) -> dict[str, Any]:
+    """Return what the trainer shows of a publication; None is left out, as stores may not keep it."""
+    return {name: value for name, value in attrs.asdict(publication).items() if value is not None}

@@ -7,10 +7,11 @@ heartbeat.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.api.weights import ModuleWeights
+from agentrl_core.api.weights import ModuleWeights, Publication
 from agentrl_core.errors import RunError
 from agentrl_core.rollout.outcome_counts import label
 from agentrl_core.run.group_supply import GroupSupply
@@ -18,6 +19,7 @@ from agentrl_core.run.roles.waiting import LOOK_S, Wait
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.types import Outcome
+from agentrl_core.weights.saving import folder_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -94,6 +96,7 @@ class SamplingThroughStore(SamplingSide):
             self._run(self._until_loaded())
         except BaseException:
             self._loop.close()
+            self._place.close()
             raise
 
     @property
@@ -129,15 +132,29 @@ class SamplingThroughStore(SamplingSide):
         """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
         self._run(self._supply.replace(groups))
 
-    def load_weights(self, version: int, source: WeightSource) -> None:
+    def load_weights(self, version: int, source: WeightSource) -> Publication:
         """Publish weights for the servers; the next operation that needs them waits until the servers have them.
 
-        Not this one: a Ctrl-C is held back from the change of the weights to the end of the step.
+        Not this one: a Ctrl-C is held back from the change of the weights to the end of the step. So what it returns of
+        the servers is about the version before: the time of the slowest to load it, and its stall.
         """
         if not isinstance(source, ModuleWeights):
             raise TypeError(f"expected the learner's module, got {type(source).__name__}")
-        self._place.write(version, source.module, companions=self._companions)
+        begun = time.monotonic()
+        written = self._place.write(version, source.module, companions=self._companions)
         self._version = version
+        loaded = [found for server in self._servers if (found := server.report.get("publication"))]
+        gaps, changes = ([found[name] for found in loaded if name in found] for name in ("canary_gap", "canary_change"))
+        return Publication(
+            version=version,
+            path=self._config.weights.publish.use,
+            bytes=folder_bytes(written),
+            seconds=time.monotonic() - begun + max((float(found["seconds"]) for found in loaded), default=0.0),
+            stall_s=max((float(found["stall_s"]) for found in loaded), default=0.0),
+            canary_gap=max(gaps, default=None),
+            # The server whose weights have changed least is the one to look at.
+            canary_change=min(changes, default=None),
+        )
 
     def open_capacity(self, version: int, steps_done: int) -> None:  # noqa: ARG002  # `load_weights` had the version
         """Wait until all live servers have the version, then admit the groups that may follow `steps_done` steps."""
@@ -179,6 +196,7 @@ class SamplingThroughStore(SamplingSide):
             self._loop.try_run(self._drain_last(outcomes), "reading what the samplers did last", limit_s=_END_S)
         finally:
             self._loop.close()
+            self._place.close()
         total = {name: counts - self._before[name] for name, counts in self._drained.items()}
         return SamplingTotals(
             # A store that is away has ended the run, so what was told before has to do.

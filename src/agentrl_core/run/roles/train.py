@@ -84,7 +84,7 @@ def _train(
             components,
             start,
             directory.name,
-            place=weights_place(components, directory, directory.identity),
+            place=weights_place(components, directory, directory.identity, writes=True),
             notice=events.notice,
             asked_to_stop=asked_to_stop,
             command=command,

@@ -175,7 +175,7 @@ def _jumbled(network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
     """Return the results of the wrong layout: all of the trie's tokens as one plain sequence. [U] each."""
     wanted = batch.predictions
     states = network.states(batch.ids[None], torch.zeros_like(wanted.place), wanted.place)
-    return network.score(states, wanted.token, wanted.temperature)
+    return network.score(states, wanted)
 
 
 def _trial(network: Network, length: int) -> MicroBatch:

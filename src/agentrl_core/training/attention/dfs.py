@@ -153,7 +153,7 @@ class _Walk:
         cached = {} if parent is None and segment.stop == segment.end else network.cached(past)
         states = network.states(ids, torch.zeros_like(place), place, **cached)
         if len(place):
-            scores = network.score(states, wanted.token[chosen], wanted.temperature[chosen])
+            scores = network.score(states, wanted.part(chosen))
         else:
             scores = (states.new_empty(0), states.new_empty(0))
         left = past.states if segment.stop > segment.end else []

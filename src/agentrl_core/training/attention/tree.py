@@ -95,7 +95,7 @@ class TreeAttention:
             )
         if tree.window is not None:
             self.window = min(tree.window, self.window or tree.window)
-        return network.score(states, wanted.token, wanted.temperature)
+        return network.score(states, wanted)
 
 
 def _tree_attention(
