@@ -244,7 +244,8 @@ class RemoteServer:
         """Return the first token of an output that is not streamed, with its logprob; raises like `sample`."""
         data = await self._ask(request, self._protocol.body(request))
         try:
-            part = checked(request, self._protocol.part(request, read_json(self._where(request), data), 0))
+            part = self._protocol.part(request, read_json(self._where(request), data), 0)
+            part = checked(request, part, self._state.vocab_size)
             return part.ids[0], part.logprobs[0]
         except SHAPE_ERRORS as error:
             told = f"{self._where(request)}: {misread(self._protocol.name, error)}"
