@@ -6,9 +6,7 @@ request, `RemoteServer` makes the calls to one server, `ServerProtocol` is the w
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -19,19 +17,18 @@ from agentrl_core.api.weights import Publication
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
-from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.fleet import Fleet
 from agentrl_core.engines.remote.launching import Launch, LaunchedServers
 from agentrl_core.engines.remote.pool import ServerPool
 from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
-from agentrl_core.engines.remote.server import Condition, RemoteServer
+from agentrl_core.engines.remote.running_calls import RunningCalls
+from agentrl_core.engines.remote.server import RemoteServer
 from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
-from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 from agentrl_core.weights.publishers import build_publisher
 
 if TYPE_CHECKING:
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.config.schema import Component
+    from agentrl_core.types import Chunk, GenerateRequest
 
 log = logging.getLogger(__name__)
 
@@ -169,11 +167,10 @@ class RemoteEngine:
             addresses_of(url, servers_file, connect),
             connect,
             straggler_s=straggler_s,
-            on_change=self._wake_waiting,
+            on_change=lambda: self._calls.wake_waiting(),  # noqa: PLW0108 (made below, with the fleet's own method)
             prove=self._proof.prove,
         )
-        # The state's lock also guards this dictionary, which several event loops change.
-        self._calls: dict[str, RemoteCall] = {}
+        self._calls = RunningCalls(self._state, self._pool, self._fleet.doubt)
 
     @property
     def version(self) -> int:
@@ -229,12 +226,7 @@ class RemoteEngine:
             decode=self._read_decode() if request.sampling.stop and self._model_dir else None,
             seed=self._seed,
         )
-        with self._state.lock:
-            self._state.check_alive()
-            if request.request_id in self._calls:
-                raise EngineError(f"request {request.request_id} is already running; ids are unique among running ones")
-            self._calls[request.request_id] = call
-        call.task = asyncio.create_task(self._run(call))
+        self._calls.start(call)
         ended = False
         try:
             while not ended:
@@ -243,17 +235,12 @@ class RemoteEngine:
                     yield chunk
         finally:
             if not ended:
-                self._forget(call)
+                self._calls.forget(call)
                 call.task.cancel()
 
     async def abort(self, request_id: str) -> None:
         """End a request with finish reason `abort`; unknown ids are ignored."""
-        with self._state.lock:
-            call = self._calls.get(request_id)
-            if call is None:
-                return
-            call.aborted = True
-        call.wake()
+        self._calls.abort(request_id)
 
     async def pause(self) -> None:
         """Wait until no server samples for this engine; nothing starts until `resume`."""
@@ -333,9 +320,7 @@ class RemoteEngine:
         """Fail running requests and close the connections; idempotent."""
         with self._state.lock:
             self._state.ended = "the engine was closed"
-            calls = list(self._calls.values())
-        for call in calls:
-            call.wake()
+        self._calls.wake_all()
         self._fleet.close()
         if self._launched is not None:
             self._launched.close()
@@ -347,117 +332,12 @@ class RemoteEngine:
             self._server_loss = message
             # One that has not started, or was closed, keeps its own reason.
             self._state.ended = self._state.ended or message
-            calls = list(self._calls.values())
-        for call in calls:
-            call.wake()
-
-    # The life of one request, in its consumer's event loop.
-
-    async def _run(self, call: RemoteCall) -> None:
-        """Call the server until the output is complete; the consumer reads from the mailbox."""
-        try:
-            while call.reason is None:
-                server = await self._enter(call)
-                if server is not None:
-                    failure: LostReplyError | None = None
-                    with call:
-                        failure = await self._try(call, server)
-                    self._leave(call, server)
-                    if failure is not None:
-                        await self._retry(call, server, failure)
-            self._forget(call)
-            # The call may have tokens of a version that the slowest server has yet to load.
-            call.mailbox.put(call.take_chunks(max([self.version, *call.versions[-1:]])))
-        except EngineError as error:
-            call.mailbox.put(error)
-        except Exception as error:  # must reach the consumer, which would wait forever otherwise
-            log.exception("request %s failed", call.request.request_id)
-            unforeseen = EngineError(f"request {call.request.request_id}: {type(error).__name__}: {error}")
-            unforeseen.__cause__ = error
-            call.mailbox.put(unforeseen)
-        finally:
-            self._forget(call)
-
-    async def _enter(self, call: RemoteCall) -> RemoteServer | None:
-        """Wait for a server that samples; return None if the request was aborted."""
-        while True:
-            with self._state.lock:
-                self._state.check_alive()
-                if call.aborted:
-                    call.reason = FinishReason.ABORT
-                    return None
-                if not self._state.paused:
-                    server = self._pool.place(call)
-                    if server is not None and server.condition is Condition.READY:
-                        server.running.add(call)
-                        return server
-            await call.wait()
-
-    async def _try(self, call: RemoteCall, server: RemoteServer) -> LostReplyError | None:
-        """Call the server once; return the failure if the call may be repeated."""
-        try:
-            await server.sample(call, server.version)
-        except LostReplyError as failure:
-            if failure.doubtful:
-                with self._state.lock:
-                    self._fleet.doubt(server)
-            call.end_where_due()  # perhaps only the finish reason after the last token was lost
-            return None if call.reason is not None else failure
-        server.absence.end()
-        call.failures, call.outlived_absence = 0, False
-        return None
-
-    async def _retry(self, call: RemoteCall, server: RemoteServer, failure: LostReplyError) -> None:
-        """Wait before a call is repeated; raise if repeating is pointless for this call, or for all calls."""
-        if failure.answered:
-            server.absence.end()
-        else:
-            if failure.outdated and math.isinf(server.absence.since):
-                log.warning("%s", failure)
-            server.absence.begin(str(failure), others_are_up=self._pool.has_other_up(server))
-        wait_s = BACKOFF.wait_s(call.failures, failure.retry_after_s)
-        call.failures += 1
-        call.outlived_absence = call.outlived_absence or failure.unreached or failure.outdated
-        if call.failures > RETRIES or failure.waited or wait_s > BACKOFF.longest_s:
-            # Many failures in a row: find out whether they are about this call, or the server is away for all of them.
-            is_up = failure.answered or (not failure.outdated and await server.control.is_up())
-            if is_up:
-                server.absence.end()
-                if not call.outlived_absence:
-                    raise failure
-                call.failures, call.outlived_absence = 0, False
-            else:
-                call.outlived_absence = True
-        # A server that is in doubt gets no calls before it has been asked, and another one may be free at once.
-        if not failure.doubtful:
-            await call.wait(min(wait_s, BACKOFF.longest_s))
-
-    def _leave(self, call: RemoteCall, server: RemoteServer) -> None:
-        """Record that the server no longer samples for this request."""
-        with self._state.lock:
-            server.running.discard(call)
-            server.note_quiet()
-
-    def _forget(self, call: RemoteCall) -> None:
-        with self._state.lock:
-            if self._calls.get(call.request.request_id) is call:
-                del self._calls[call.request.request_id]
-            if call.server is not None:
-                call.server.running.discard(call)
-                call.server.note_quiet()
-                self._pool.release(call)
+        self._calls.wake_all()
 
     def _release(self) -> None:
         with self._state.lock:
             self._state.paused = False
-        self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        """Have calls that wait for a server look again."""
-        with self._state.lock:
-            waiting = [call for call in self._calls.values() if call.server is None or call not in call.server.running]
-        for call in waiting:
-            call.wake()
+        self._calls.wake_waiting()
 
     def _read_decode(self) -> Decode:
         if self._decode is None:
