@@ -81,18 +81,9 @@ def work(job: Job, tell: Callable[[Ended], Any]) -> None:
         server = serve(*job.mutation) if job.mutation else None
         notice = _Notice()
         marks = () if job.slow else ("-m", "not slow")
-        options = [
-            "-x",
-            "-q",
-            "-p",
-            "pytest_timeout",
-            "-p",
-            "no:cacheprovider",
-            "--tb=short",
-            "--rootdir",
-            str(job.root),
-            *marks,
-        ]
+        # pyproject.toml has options of pytest-timeout, which pytest refuses to read without it.
+        plugins = ["-p", "pytest_timeout", "-p", "no:cacheprovider"]
+        options = ["-x", "-q", *plugins, "--tb=short", "--rootdir", str(job.root), *marks]
         code = 0
         for number, tests in enumerate(job.tests):  # one after the other: the later are seldom needed
             code = int(pytest.main([*options, "--basetemp", str(folder / f"tmp{number}"), tests], plugins=[notice]))

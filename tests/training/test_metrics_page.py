@@ -64,7 +64,7 @@ def reported(learner, sampler):
         def keep(self, group, advantages):
             return [episode.record.id for episode in group.episodes[:3]]
 
-    fresh, stale, flat = sampler.groups(count=3)
+    fresh, stale, flat = attrs.evolve(sampler, top_k=30).groups(count=3)
     old = [
         attrs.evolve(
             episode,

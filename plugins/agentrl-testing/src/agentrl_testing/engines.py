@@ -309,7 +309,9 @@ class EngineSuite(ConformanceSuite):
         assert any(len(left) > 1 for left in kept)
         for told, left in zip(result.top_logprobs, kept, strict=True):
             assert {token for token, _ in told} <= set(left)
-        for index, left in enumerate(kept[:3] if reference_logprobs is not None else ()):
+        if reference_logprobs is None:
+            return
+        for index, left in enumerate(kept[:3]):
             before = result.ids[:index]
             scores = {token: reference_logprobs(0, prompts[0], (*before, token), 0.8)[-1] for token in left}
             total = math.log(math.fsum(math.exp(score) for score in scores.values()))

@@ -102,8 +102,8 @@ class VLLM:
         if served.returns_kept and not (sampling.temperature > 0 and sampling.top_k):
             return (
                 f"temperature {sampling.temperature:g} with top_k {sampling.top_k}: a vLLM server that returns "
-                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, such as to 50 (1 is greedy), "
-                "or start it without --return-sampling-mask"
+                "sampling masks needs both above 0; set sampling.top_k and eval.top_k, for example to 50 (1 is "
+                "greedy), or start it without --return-sampling-mask"
             )
         truncated = sampling.top_p < 1 or sampling.top_k > 0
         if truncated and not served.returns_kept and (request.return_kept or not served.has_raw_logprobs):
