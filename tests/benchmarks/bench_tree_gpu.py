@@ -123,11 +123,11 @@ def merging(model: Qwen3ForCausalLM, scale: Scale, peak: float) -> list[Row]:
 def long_episode(model: Qwen3ForCausalLM, scale: Scale) -> list[Row]:
     """One optimizer step on one long call."""
     policy = Policy(model, attention=scale.attention, gradient_checkpointing=True)
-    optimizer = adamw(model, lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = adamw(policy.masters, lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0)
     episode = [sample(tokens(scale, scale.episode, 1), scale.episode - scale.episode // TRAINED, 0)]
 
     def step() -> int:
-        optimizer.zero_grad()
+        policy.masters.zero_grad()
         forwarded = packed(policy, episode, merge=True, max_tokens=scale.episode)[1]
         optimizer.step()
         return forwarded

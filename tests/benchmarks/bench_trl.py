@@ -1,5 +1,7 @@
-"""Speed and memory of whole train steps of the learner and of TRL's GRPOTrainer on the same episodes.
+"""Speed and memory of the learner's train steps, and of the whole loop, beside TRL's GRPOTrainer.
 
+`loop` and `loop_all_groups`: sampling, scoring and training of a real model, see trl_loop.py. The other cases train on
+given episodes:
 Qwen3 of 5.2 million parameters with random weights, one thread, fp32, equal advantages, AdamW; nothing is sampled.
 `group_8`: a prompt of 256 tokens with 8 completions of 64. `react_10`: two episodes of one task with 10 calls each
 (prompt 384, outputs 48, tool results 128). TRL trains them as 20 rows, every call with its whole prompt, in two halves.
@@ -24,6 +26,7 @@ from typing import Any
 
 import attrs
 import torch
+from tests.benchmarks import trl_loop
 from tests.benchmarks.environment import UnavailableError, environment
 from tests.benchmarks.memory import peak_mb
 from tests.benchmarks.report import Row, report
@@ -78,20 +81,24 @@ def main() -> None:
     """Measure, print the table and write build/benchmarks/trl.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=5, help="of which the first is not counted")
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--cases", nargs="+", default=[*CASES, *trl_loop.CASES], choices=[*CASES, *trl_loop.CASES])
+    parser.add_argument("--loop-steps", type=int, default=3, help="of which the first is not counted")
     parser.add_argument("--ours", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.ours:
         print(json.dumps(train(arguments.ours)))  # noqa: T201 - to the process that asked
         return
     constraints = Path(__file__).parents[2] / "constraints.txt"
-    notes = [BARS]
+    steps_only = [name for name in arguments.cases if name in CASES]
+    notes = [BARS] if steps_only else []
     try:
         peer = environment("trl", "-c", constraints, *TRL) / "bin/python"
     except UnavailableError as reason:
         notes.append(f"TRL is left out: {reason}")
         peer = None
-    rows = [row for name in arguments.cases for row in measure(name, arguments.steps, peer, notes)]
+    rows = [row for name in steps_only for row in measure(name, arguments.steps, peer, notes)]
+    if loops := [name for name in arguments.cases if name in trl_loop.CASES]:
+        rows += trl_loop.measure(loops, arguments.loop_steps, peer, notes)
     report("trl", rows, better="tokens_per_cpu_s: more is better; peak_rss_mb: less", notes=notes)
 
 

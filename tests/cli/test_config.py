@@ -300,14 +300,14 @@ def test_check_finds_a_port_that_is_in_use(folder, agentrl):
 
 
 @pytest.mark.parametrize("command", [("check",), ("check", "--sft")])
-def test_check_refuses_to_train_weights_that_cannot_hold_small_steps(folder, agentrl, command):
+def test_check_refuses_a_device_that_this_machine_lacks(folder, agentrl, command):
     if "--sft" in command:
         (folder / "chats.jsonl").write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
         (folder / "config.yaml").write_text("model: {path: model}\ndata: {train: chats.jsonl}\n")
-    code, _, errors = agentrl(*command, "config.yaml", "model.dtype=bfloat16")
+    code, _, errors = agentrl(*command, "config.yaml", "trainer.device=cuda:99")
     assert code == 2
-    assert "model.dtype: bfloat16 weights have too few digits to be trained" in errors[0]
-    assert agentrl(*command, "config.yaml", "model.dtype=bfloat16", "trainer.lr=0") == (0, "ok\n", [])
+    assert "trainer.device: cuda:99 is not there: this machine has" in errors[0]
+    assert agentrl(*command, "config.yaml", "model.dtype=bfloat16") == (0, "ok\n", [])
 
 
 def test_check_notes_variables_that_nothing_reads(folder, agentrl, monkeypatch):

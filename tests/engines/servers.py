@@ -99,8 +99,9 @@ class ModelServer:
         """Whether vLLM's logprobs take the temperature into account."""
         self.development = True
         """Whether vLLM was started with its control routes."""
-        self.spans = "new"
-        """Tokens that vLLM's weight versions are about: `new`, `all` of a stream so far, or None if it tells none."""
+        self.spans = "last"
+        """Weight versions of vLLM's streams: in the `last` event those of all tokens, as 0.32 does; in each event those
+        of its `new` tokens; or None if it tells none."""
         self.incremental = False
         """Whether SGLang's streams hold what is new only."""
         self.asked, self.controls, self.headers = [], [], []
@@ -111,8 +112,17 @@ class ModelServer:
         """Commands of `pause` and `continue` that fail."""
         self.broken = False
         """Whether it fails to load weights."""
+        self.loads = threading.Event()
+        """Weights are loaded only while this is set."""
+        self.loads.set()
+        self.workers, self.worker_type = None, "regular"
+        """Addresses of the servers behind it, if it is a router."""
+        self.holds_cache = False
+        """Whether vLLM keeps its prefix cache, which it tells with status 200."""
         self.faults = []
         """Replies to give in place of a generation, first in first out."""
+        self.probe_faults = []
+        """The same for a prompt of one token, by which the engine finds out what a server can do."""
         self.cards = None
         """The models that it lists; None: the one that it serves."""
         self.spoil = None
@@ -144,16 +154,18 @@ class ModelServer:
             "/inference/v1/generate": self._vllm,
             "/v1/models": self._models,
             "/model_info": self._info,
+            "/workers": self._workers,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/abort_request": self._abort,
+            "/inference/v1/abort_requests": self._abort_all,
             "/update_weights_from_disk": self._load,
             "/pause": self._of_development(self._pause),
             "/resume": self._of_development(self._continue),
             "/collective_rpc": self._of_development(self._rpc),
             "/reset_prefix_cache": self._of_development(self._reset_prefix_cache),
             "/update_weight_version": self._of_development(self._name_weights),
-            "/weight_info": self._of_development(self._info),
+            "/weight_info": self._of_development(self._weight_info),
         }
         return Starlette(
             routes=[Route(path, self._checked(handler), methods=["GET", "POST"]) for path, handler in routes.items()]
@@ -164,12 +176,14 @@ class ModelServer:
             self.headers.append(dict(request.headers))
             if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
                 return JSONResponse({"error": "Unauthorized"}, 401)
+            body = await request.json() if request.method == "POST" else {}
             if request.url.path in {"/generate", "/inference/v1/generate"}:
                 if self.lost:
                     return Response(b"{", 200, {"content-length": "50"})
-                if self.faults:
-                    return self.faults.pop(0)
-            body = await request.json() if request.method == "POST" else {}
+                # The engine's probes have one token.
+                is_probe = len(body.get("input_ids") or body["token_ids"]) == 1
+                if faults := self.probe_faults if is_probe else self.faults:
+                    return faults.pop(0)
             sampling = body.get("sampling_params") or {}
             if _is_broken((sampling.get("structured_outputs") or sampling).get("regex")):
                 return JSONResponse({"error": {"message": "Invalid grammar request.", "code": 400}}, 400)
@@ -181,8 +195,21 @@ class ModelServer:
         card = {"id": "policy", "max_model_len": self.context_length, "root": self.model_path}
         return JSONResponse({"object": "list", "data": [card] if self.cards is None else self.cards})
 
+    async def _workers(self, _request, _body):
+        """As sglang-router 0.3.2 replies; a server has no such route."""
+        if self.workers is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        workers = [
+            {"id": str(index), "url": url, "model_id": "policy", "worker_type": self.worker_type, "is_healthy": False}
+            for index, url in enumerate(self.workers)
+        ]
+        return JSONResponse({"workers": workers, "total": len(workers), "stats": {"regular_count": len(workers)}})
+
     async def _info(self, _request, _body):
         return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})
+
+    async def _weight_info(self, _request, _body):
+        return JSONResponse({"weight_version": self.label})
 
     def _of_development(self, handler):
         """Routes that vLLM has only with VLLM_SERVER_DEV_MODE=1."""
@@ -218,9 +245,17 @@ class ModelServer:
                 run.aborted = True
         return Response(b"")
 
+    async def _abort_all(self, _request, body):
+        self.controls.append(("abort", body))
+        for rid in body["request_ids"]:
+            if rid in self._running:
+                self._running[rid].aborted = True
+        return Response(b"")
+
     async def _load(self, _request, body):
         self.controls.append(("load", body))
         assert not self._running
+        await self._until_loading()
         if self.broken:
             return JSONResponse({"success": False, "message": "cannot load"}, 400)
         try:
@@ -234,6 +269,7 @@ class ModelServer:
         self.controls.append(("load", body))
         assert not self._running
         assert not self._go.is_set()
+        await self._until_loading()
         if body["method"] != "reload_weights" or self.broken:
             return JSONResponse({"error": {"message": "cannot load", "code": 500}}, 500)
         try:
@@ -242,11 +278,17 @@ class ModelServer:
             return JSONResponse({"error": {"message": f"Failed to load: {error}", "code": 500}}, 500)
         return JSONResponse({"results": [None]})
 
+    async def _until_loading(self):
+        while not self.loads.is_set():
+            await asyncio.sleep(TOKEN_S)
+
     async def _reset_prefix_cache(self, _request, _body):
         """Until then, what is cached of the old weights would be used."""
         self.controls.append(("flush", {}))
+        if self.holds_cache:
+            return JSONResponse({"success": False})
         self.salt = self._loaded
-        return Response(b"")
+        return JSONResponse({"success": True})
 
     async def _name_weights(self, _request, body):
         self.controls.append(("name", body))
@@ -297,7 +339,8 @@ class ModelServer:
             del self._running[run.rid]
 
     def _scored(self, ids):
-        return [None, *reference_logprobs(self.salt, ids[:1], ids[1:], 1.0)]
+        told = [log_softmax(self.logits(self.salt, ids[:index])) for index in range(1, len(ids))]
+        return [None, *(float(values[token]) for values, token in zip(told, ids[1:], strict=True))]
 
     def _reply(self, body):
         return JSONResponse(self.spoil(body) if self.spoil else body)
@@ -372,7 +415,7 @@ class ModelServer:
             return self._reply({"choices": [{"index": 0, "token_ids": [0]}], "prompt_logprobs": tables})
         if sampling["logprobs"] > 20:
             return JSONResponse({"error": {"message": "more than max_logprobs", "code": 400}}, 400)
-        run = Sampled(body["request_id"], prompt, self.label)
+        run = Sampled(f"generate-tokens-{body['request_id']}", prompt, self.label)
         steps = self._sample(
             run,
             tokens=sampling["max_tokens"],
@@ -392,9 +435,10 @@ class ModelServer:
             choice = {"index": 0, "token_ids": run.ids[seen:], "logprobs": {"content": content[seen:]}}
             num_told = len(run.ids) - (seen if self.spans == "new" else 0)
             spans = [{"version": run.label, "start": 0, "end": num_told}]
-            # The stop string that matched is not told.
-            choice |= {"finish_reason": run.finish, "weight_versions": spans if self.spans else None}
-            return {"request_id": run.rid, "choices": [choice | {"routed_experts": None}]}
+            told = run.ids and (self.spans == "new" or (self.spans == "last" and run.finish))
+            choice |= {"finish_reason": run.finish, "weight_versions": spans if told else None}
+            choice |= {"stop_reason": run.matched if run.finish == "stop" else None, "routed_experts": None}
+            return {"request_id": run.rid, "choices": [choice]}
 
         if body["stream"]:
             return StreamingResponse(self._vllm_events(run, steps, shape), media_type="text/event-stream")
@@ -408,9 +452,7 @@ class ModelServer:
             if run.finish is None:
                 yield _event(shape(seen))
                 seen = len(run.ids)
-        # An event without new tokens is left out, and an abort's finish reason with it.
-        if seen < len(run.ids):
-            yield _event(shape(seen))
+        yield _event(shape(seen))  # also an abort's, which has no new tokens
         yield _event({"choices": [], "usage": self._usage(run)})
         yield "data: [DONE]\n\n"
 
@@ -422,8 +464,8 @@ class ModelServer:
     @staticmethod
     def _entry(token, logprob, top, *, most):
         """The first of the likeliest is the sampled token."""
-        likeliest = [{"token": f"token_id:{i}", "logprob": value} for i, value in {token: logprob, **dict(top)}.items()]
-        return {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": likeliest[:most]}
+        likeliest = [{"token_id": i, "logprob": value, "rank": 1} for i, value in {token: logprob, **dict(top)}.items()]
+        return {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": likeliest[:most]}
 
     @staticmethod
     def _steps(run):

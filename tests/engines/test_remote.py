@@ -177,11 +177,22 @@ def test_a_server_that_an_earlier_run_left_paused_is_resumed(server, start, kind
     assert len(run(ask(start(kind), PROMPT, max_tokens=3)).ids) == 3
 
 
-def test_a_restarted_server_ends_the_run_if_it_loads_no_new_weights(server, start, kind, new_weights):
+def test_a_restarted_server_loads_the_weights_again(server, servers, start, kind, new_weights, caplog):
+    engine = start(kind)
+    run(engine.load_weights(1, new_weights))
+    server.reset()
+    result = run(ask(engine, PROMPT))
+    assert set(result.versions) == {1}
+    assert result.logprobs == pytest.approx(servers.reference_logprobs(1, PROMPT, result.ids, 1.0), abs=1e-9)
+    assert "weights of version 0, after version 1 was loaded; was the server restarted?" in caplog.text
+
+
+def test_a_restarted_server_that_cannot_load_ends_the_run(server, start, kind, new_weights):
     engine = start(kind, patience_s=0.2)
     run(engine.load_weights(1, new_weights))
     server.reset()
-    with pytest.raises(EngineError, match=r"weights of version 0, after version 1 was loaded; was the server"):
+    server.broken = True
+    with pytest.raises(EngineError, match=r"away for .* than engine\.patience_s = 0\.2 allows.*cannot load"):
         run(ask(engine, PROMPT))
 
 
@@ -327,7 +338,7 @@ def short_waits(monkeypatch):
         waits.append(most)
         return most
 
-    for module in ("engine", "control"):
+    for module in ("engine", "member"):
         backoff = Backoff(first_s=0.001, longest_s=0.01, uniform=count)
         monkeypatch.setattr(f"agentrl_core.engines.remote.{module}.BACKOFF", backoff)
     return waits

@@ -28,12 +28,16 @@ def draw_rows(uniforms, *, temperature=1.0, top_p=1.0, top_k=0, logits=LOGITS, a
         tokens = torch.tensor([[token in allowed for token in range(len(logits))]] * len(uniforms))
         constraint = {"constrained": torch.arange(len(uniforms)), "allowed": tokens}
     draws = draw_of(knobs, greedy=temperature == 0, truncated=top_p < 1 or top_k > 0, **constraint)
-    ids, logprobs = sample(torch.tensor([logits] * len(uniforms)), draws).tolist()
+    ids, logprobs, _ = sample(torch.tensor([logits] * len(uniforms)), draws)[0].tolist()
     return [int(token) for token in ids], logprobs
 
 
-def draw_of(knobs, *, greedy, truncated, constrained=NO_ROWS, allowed=NO_TOKENS, telling=NO_ROWS, num_likeliest=0):
-    return Draw(knobs, greedy, truncated, constrained, allowed, telling, num_likeliest)
+def draw_of(
+    knobs, *, greedy, truncated, keeping=NO_ROWS, constrained=NO_ROWS, allowed=NO_TOKENS, telling=NO_ROWS,
+    num_likeliest=0,
+):  # fmt: skip
+    rows = torch.arange(knobs.shape[1]) if truncated else NO_ROWS
+    return Draw(knobs, greedy, rows, keeping, constrained, allowed, telling, num_likeliest)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_a_token_of_probability_zero_is_never_drawn():
 
 def test_rows_have_their_own_parameters():
     knobs = torch.tensor([[0.9, 0.9, 0.9], [1.0, 0.0, 1.0], [1.0, 1.0, 0.6], [0, 0, 0]], dtype=torch.float64)
-    ids, _ = sample(torch.tensor([LOGITS] * 3), draw_of(knobs, greedy=True, truncated=True)).tolist()
+    ids, _, _ = sample(torch.tensor([LOGITS] * 3), draw_of(knobs, greedy=True, truncated=True))[0].tolist()
     assert ids == [2, 0, 1]
 
 
@@ -91,7 +95,7 @@ def test_frequencies_follow_the_distribution():
     knobs = torch.ones(4, count, dtype=torch.float64)
     knobs[0] = torch.rand(count, generator=generator, dtype=torch.float64)
     knobs[3] = 0
-    ids = sample(torch.tensor([LOGITS] * count), draw_of(knobs, greedy=False, truncated=False))[0].long()
+    ids = sample(torch.tensor([LOGITS] * count), draw_of(knobs, greedy=False, truncated=False))[0][0].long()
     shares = torch.bincount(ids, minlength=4) / count
     # Four standard deviations of the largest share.
     assert shares.tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=4 * (0.25 / count) ** 0.5)
@@ -132,12 +136,13 @@ def test_a_constraint_changes_no_bit_of_the_rows_beside_it():
     knobs = torch.ones(4, 6, dtype=torch.float64)
     knobs[0] = torch.rand(6, generator=generator, dtype=torch.float64)
     knobs[3] = 0
-    free = sample(logits, draw_of(knobs, greedy=False, truncated=False))
+    free, _ = sample(logits, draw_of(knobs, greedy=False, truncated=False))
     rows, allowed = torch.tensor([1, 4]), torch.zeros(2, 300, dtype=torch.bool)
     allowed[0, 17] = allowed[1, 299] = True
-    held = sample(logits, draw_of(knobs, greedy=False, truncated=False, constrained=rows, allowed=allowed))
+    held, _ = sample(logits, draw_of(knobs, greedy=False, truncated=False, constrained=rows, allowed=allowed))
     assert held[0, rows].tolist() == [17, 299]
-    assert torch.equal(held[1, rows], torch.log_softmax(logits, -1)[rows, [17, 299]].double())
+    expected = torch.log_softmax(logits.double(), -1)[rows, [17, 299]]
+    assert held[1, rows].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
     others = [0, 2, 3, 5]
     assert torch.equal(held[:, others], free[:, others])
 

@@ -17,6 +17,15 @@ from agentrl_core.http.server_client import ExchangeError, ServerClient, server_
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
+WAYS = [False]
+"""Whether the clients of the running test use lean connections."""
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["aiohttp", "direct"])
+def way(request):
+    WAYS[0] = request.param
+
+
 @contextlib.asynccontextmanager
 async def serving(*replies, **options):
     """A server that answers with these bytes in turn, None closing the connection, and a client of it."""
@@ -47,7 +56,11 @@ async def serving(*replies, **options):
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
-        yield ServerClient(url, ssl_context=ssl.create_default_context, **options), requests, connections
+        yield (
+            ServerClient(url, ssl_context=ssl.create_default_context, direct=WAYS[0], **options),
+            requests,
+            connections,
+        )
 
 
 async def read(client, body=b"{}"):
@@ -181,7 +194,7 @@ async def listening(talk, **options):
     server = await asyncio.start_server(talk_and_close, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
-        yield ServerClient(url, ssl_context=ssl.create_default_context, retries=0, **options)
+        yield ServerClient(url, ssl_context=ssl.create_default_context, direct=WAYS[0], retries=0, **options)
 
 
 ENDLESS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n"
@@ -299,7 +312,7 @@ def test_each_thread_has_connections_of_its_own():
 
 def test_a_loop_that_is_closed_without_ceremony_leaves_no_warning():
     loop = asyncio.new_event_loop()
-    client = ServerClient("http://127.0.0.1:1", ssl_context=ssl.create_default_context, retries=0)
+    client = ServerClient("http://127.0.0.1:1", ssl_context=ssl.create_default_context, direct=WAYS[0], retries=0)
     with pytest.raises(ExchangeError):
         loop.run_until_complete(read(client))
     loop.close()
@@ -327,7 +340,7 @@ def test_a_server_gets_and_does_no_more_than_is_asked(monkeypatch):
 
 
 def test_a_port_without_a_server_is_named():
-    client = ServerClient("http://127.0.0.1:1", ssl_context=ssl.create_default_context, retries=0)
+    client = ServerClient("http://127.0.0.1:1", ssl_context=ssl.create_default_context, direct=WAYS[0], retries=0)
     with pytest.raises(ExchangeError, match=r"127\.0\.0\.1:1: no connection") as raised:
         asyncio.run(read(client))
     assert raised.value.fault == "connect"

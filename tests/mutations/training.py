@@ -110,11 +110,35 @@ TABLE = [
         },
     ),
     *of(
+        "training/master_weights.py",
+        ("tests/training/test_master_weights.py",),
+        {
+            "gradients summed in bf16": ("gradient.float()", "gradient"),
+            "gradient of the last micro-batch": ("if master.grad is None:", "if True:"),
+            "narrow gradients kept": ("gradient, weight.grad = weight.grad, None", "gradient = weight.grad"),
+            "masters not rounded into the module": ("pair.weight.copy_(pair.master)", "pair.weight.copy_(pair.weight)"),
+            "masters not restored": ("pair.master.copy_(values[name])", "pair.master.copy_(pair.weight)"),
+        },
+    ),
+    *of(
+        "training/checkpoint.py",
+        ("tests/training/test_master_weights.py",),
+        {"masters not read": ("if path.is_file():\n            _fill(", "if False:\n            _fill(")},
+    ),
+    *of(
+        "training/offload.py",
+        ("tests/training/test_offload.py",),
+        {
+            "released twice": ("if id(tensor) not in away]", "]"),
+            "never reclaimed": ("while self._away:", "while False:"),
+        },
+    ),
+    *of(
         "training/optimizer.py",
         UPDATES,
         {
             "gradients of the step before": (
-                "optimizer.zero_grad(set_to_none=True)\n        denominators",
+                "self._masters.zero_grad()\n        denominators",
                 "denominators",
             ),
             "loss of the last micro-batch": ("value += done.loss.item()", "value = done.loss.item()"),

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl_core import Trainer
 from agentrl_core.errors import EngineError
+from agentrl_core.run.doctor import examine
 
 SERVERS = Path(__file__).parents[1] / "engines" / "servers.py"
 _spec = importlib.util.spec_from_file_location("servers", SERVERS)
@@ -69,3 +70,23 @@ def test_a_server_that_takes_no_weights_stops_the_run_at_its_first_publication(p
     server.development = False
     with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
         Trainer(project(name="fixed", engine={"use": "vllm", "url": server.url})).train()
+
+
+def test_the_doctor_lists_the_servers_or_names_the_wrong_address(project, server, tmp_path):
+    def findings(**options):
+        path = tmp_path / "config.yaml"
+        path.write_text(json.dumps(project(engine={"use": "sglang", **options})), encoding="utf-8")
+        return list(examine(path))
+
+    (told,) = [finding.told for finding in findings(url=server.url) if finding.check == "servers"]
+    assert told == f"{server.url}: SGLang 'policy', version 0, 512 tokens of context, ready"
+    (wrong,) = [finding.told for finding in findings(url="http://127.0.0.1:9") if not finding.ok]
+    assert wrong.startswith("http://127.0.0.1:9/")
+    assert wrong.endswith("Is the server running?")
+
+
+def test_a_list_of_servers_is_read_from_the_config(project, server, tmp_path):
+    Path("servers.txt").write_text(f"{server.url}\n", encoding="utf-8")
+    engine = {"use": "sglang", "servers_file": "servers.txt", "weights_dir": str(tmp_path / "shared")}
+    summary = Trainer(project(name="listed", engine=engine, trainer={"steps": 1})).train()
+    assert (summary.status, server.label) == ("finished", "1")

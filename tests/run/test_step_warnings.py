@@ -15,7 +15,7 @@ def watching(model=LOADED, earlier=(), **sections):
     """A watch, with what it told in `watch.told`."""
     told = []
     config = parse({"model": model, "trainer": {"lr": 1e-5}, **sections})
-    made = StepWarnings(config, told.append, max_tokens=64, earlier=earlier)
+    made = StepWarnings(config, told.append, max_tokens=64, pretrained=model == LOADED, earlier=earlier)
     made.told = told
     return made
 
@@ -107,3 +107,43 @@ def test_tools_that_the_policy_never_saw_are_told_once(watch):
     watch.step(3, {"rollout/calls_with_unseen_tools": 12.0}, {})
     (told,) = watch.told
     assert told.startswith("step 2: 12 calls offered tools, which the chat template dropped: the policy never saw them")
+
+
+def gaps(mean, p99, kl):
+    return {"loss/logprob_gap_mean": mean, "loss/logprob_gap_p99": p99, "loss/logprob_gap_kl": kl}
+
+
+BF16 = gaps(0.04, 0.2, 2e-3)
+
+
+def test_rounding_that_the_loss_would_take_for_a_change_names_the_corrections(watch):
+    watch.step(1, gaps(5e-6, 2e-5, 3e-11), {})
+    watch.step(2, gaps(0.01, 0.1, 2e-4), {})
+    assert watch.told == []
+    watch.step(3, BF16, {})
+    watch.step(4, gaps(0.1, 0.9, 5e-2), {})
+    (told,) = watch.told
+    assert told.startswith("step 3: engine and learner round differently")
+    assert "0.04 on average and 0.2 at the 99th percentile" in told
+    assert "loss.corrections: [{use: truncated_is}]" in told
+    assert "[{use: masked_is}]" in told
+    assert "geometric" not in told
+
+
+def test_a_large_mismatch_names_the_correction_of_whole_sequences(watch):
+    watch.step(1, gaps(0.1, 0.9, 5e-2), {})
+    assert "[{use: masked_is, level: geometric, low: 0.9, high: 1.1}]" in watch.told[0]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"use": "grpo", "corrections": ["truncated_is"]},
+        {"use": "grpo", "corrections": [{"use": "masked_is", "level": "geometric", "low": 0.9, "high": 1.1}]},
+        {"use": "ppo"},
+    ],
+)
+def test_a_loss_that_weighs_by_the_engine_needs_no_advice(loss):
+    watch = watching(loss=loss)
+    watch.step(1, BF16, {})
+    assert watch.told == []

@@ -256,7 +256,7 @@ def test_every_option_about_training_reaches_the_learner(project, monkeypatch):
         shaping=["rank", {"use": "overlong", "max_tokens": 9, "buffer_tokens": 3}],
         filters=[{"use": "zero_variance", "tolerance": 0.25}],
         rollout={"agent": {"turn_discount": 0.5}},
-        trainer={"betas": [0.5, 0.6], "max_grad_norm": 0.7, "lr": 0},  # without which bfloat16 is refused
+        trainer={"betas": [0.5, 0.6], "max_grad_norm": 0.7, "device": "cpu"},
     )
     with pytest.raises(RunError, match="seen enough"):
         Trainer(config).train()
@@ -267,4 +267,4 @@ def test_every_option_about_training_reaches_the_learner(project, monkeypatch):
     assert given["shaping"] == [Rank(), Overlong(max_tokens=9, buffer_tokens=3)]
     assert given["filters"] == [ZeroVariance(tolerance=0.25)]
     assert (given["config"].betas, given["config"].max_grad_norm) == ((0.5, 0.6), 0.7)
-    assert (given["seed"], given["dtype"]) == (5, "bfloat16")
+    assert (given["seed"], given["dtype"], str(given["device"])) == (5, "bfloat16", "cpu")

@@ -74,7 +74,7 @@ def train(model_dir, samples, case, ranks=ALONE):
         # AdamW divides by the gradient's own size, so that of a gradient near zero the rounding alone decides
         optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     else:
-        optimizer = adamw(policy.model, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        optimizer = adamw(policy.masters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     updater = Updater(
         policy,
         SteepLoss() if case.fault == "gradient" else GRPO(),

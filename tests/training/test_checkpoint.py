@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentrl_core.errors import RunError
 from agentrl_core.training.checkpoint import prune, restore_checkpoint
+from agentrl_core.training.master_weights import MasterWeights
 
 
 def test_a_checkpoint_is_a_model_directory(learner, sampler, weights, tmp_path, model_dir):
@@ -131,9 +132,10 @@ def test_the_checkpoint_of_another_model_changes_nothing(learner, sampler, weigh
     config.intermediate_size *= 2
     model = AutoModelForCausalLM.from_config(config)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = torch.optim.AdamW(model.parameters())
+    masters = MasterWeights(model)
+    optimizer = torch.optim.AdamW(masters.parameters)
     with pytest.raises(RunError, match=r"step-1 is the checkpoint of another model .*mlp.*model\.path"):
-        restore_checkpoint(tmp_path / "step-1", model=model, optimizer=optimizer)
+        restore_checkpoint(tmp_path / "step-1", model=model, masters=masters, optimizer=optimizer)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not optimizer.state
 

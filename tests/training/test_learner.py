@@ -38,6 +38,8 @@ METRICS = {
     "loss/grad_norm",
     "loss/logprob_gap_max",
     "loss/logprob_gap_mean",
+    "loss/logprob_gap_p50",
+    "loss/logprob_gap_p99",
     "loss/logprob_gap_kl",
     "loss/tokens",
     "loss/tokens_per_s",

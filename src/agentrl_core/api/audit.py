@@ -48,11 +48,14 @@ def call_digest(interaction: Interaction) -> str:
     """
     item = interaction
     try:
-        arrays = (
+        arrays: tuple[bytes, ...] = (
             struct.pack(f"<{len(item.prompt_ids)}i", *item.prompt_ids),
             struct.pack(f"<{len(item.output_ids)}i", *item.output_ids),
             struct.pack(f"<{len(item.logprobs)}f", *item.logprobs),
         )
+        # Calls without sampling masks have the digest that earlier versions took.
+        if item.kept:
+            arrays += (struct.pack(f"<{len(item.kept)}I", *map(len, item.kept)), b"".join(item.kept))
     except (struct.error, OverflowError) as error:
         raise UnstorableError(
             f"interaction {item.id} has no digest: {error}; expected token ids and logprobs of 32 bits"

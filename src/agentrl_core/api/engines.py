@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from agentrl_core.api.weights import Publication, WeightSource
@@ -20,7 +20,9 @@ class Engine(Protocol):
     with the same arguments, while sampling goes on, and does what need not wait for the pause, such as writing files.
 
     An engine may have the attribute `notice`, a text: a decision of its own that the user should know. It is shown
-    once, after `start`; empty for nothing.
+    once, after `start`; empty for nothing. It may have the attribute `takes_weights`: False if `load_weights` is sure
+    to fail, so that a run refuses it before anything is sampled. An engine in front of servers may have `servers`, one
+    line about each, which `agentrl doctor` shows.
     """
 
     @property
@@ -77,4 +79,16 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Abort running requests and free threads and memory; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Provable(Protocol):
+    """Optional part of an engine that other processes sample for: a proof that they have the policy's weights."""
+
+    async def prove(self, source: WeightSource) -> None:
+        """Prove that the engine has these weights already, as those of its current version; called at the start.
+
+        Raises `EngineError` if it has others. Later publications are proven by `load_weights` itself.
+        """
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -65,6 +65,8 @@ class ReplyPart:
     top_logprobs: tuple[TopLogprobs, ...] = ()
     labels: tuple[str, ...] = ()
     """The server's name for the weights that sampled each token; empty if it does not tell. [T]"""
+    past_labels: tuple[str, ...] = ()
+    """The same for the tokens of the earlier events, if the server tells it only at the end of a stream."""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     """The stop string that ended the output; None also if the server does not tell, then it is looked up."""
@@ -91,12 +93,59 @@ class Served:
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """A control call, sent as POST. It is sent again if its reply is lost, unless it is to be sent `once`."""
+    """A control call, sent as POST. It must be repeatable: it is sent again if its reply is lost.
+
+    Those of a transfer (`agentrl_core.api.publishers`) are sent once.
+    """
 
     path: str
     body: Mapping[str, Any] = attrs.field(factory=dict)
-    once: bool = False
-    """Whether it fails instead: a second call would wait for weights that were sent with the first."""
+    expected: Mapping[str, Any] = attrs.field(factory=dict)
+    """Fields that the reply must have, for routes that tell a failure with status 200."""
+
+
+@attrs.frozen(kw_only=True)
+class ServerLaunch:
+    """One server to start on this machine, in words that all kinds of servers share (see `ServerProgram`)."""
+
+    python: str
+    """Interpreter of the environment that the server is installed in."""
+    model_dir: Path
+    """Directory with the policy's first weights."""
+    host: str
+    port: int
+    device: Literal["cpu", "cuda"]
+    tp: int = 1
+    """Number of GPUs that share the model (tensor parallelism)."""
+    dtype: Literal["float32", "bfloat16"]
+    context_length: int | None = None
+    """Largest number of tokens of one request; None: the model's."""
+    gpu_memory: float | None = None
+    """Share of each GPU's memory that the server may take, 0 to 1; None: the server's default."""
+
+
+@attrs.frozen(kw_only=True)
+class ServerCommand:
+    """Command line of a server, and the variables that it needs in its environment."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str] = attrs.field(factory=dict)
+    """Set only where the user has not set them."""
+    python_path: tuple[Path, ...] = ()
+    """Folders that come first in the server's PYTHONPATH."""
+
+
+class ServerProgram(Protocol):
+    """Start of one kind of server on this machine, for `engine: {launch: …}`; an engine names it as `program`."""
+
+    @property
+    def ready_path(self) -> str:
+        """Route that answers with status 200 once the server takes requests."""
+        ...
+
+    def command(self, launch: ServerLaunch) -> ServerCommand:
+        """Return the command line of a server that returns what training needs, and that listens at `launch.host`."""
+        ...
 
 
 class ServerCalls(Protocol):
@@ -132,6 +181,13 @@ class ServerProtocol(Protocol):
         """Complete what `/v1/models` says about a server, while the engine starts.
 
         Raises `EngineError` if the server lacks a route that sampling needs.
+        """
+        ...
+
+    async def workers(self, calls: ServerCalls) -> Sequence[str] | None:
+        """Return the addresses of the servers behind a router; None if this is a server itself.
+
+        The engine calls the servers directly, because weights are loaded into each of them.
         """
         ...
 

@@ -16,6 +16,7 @@ import torch
 from agentrl_core.api.losses import LossBatch
 from agentrl_core.batching.trie import Overlap, TokenTrie
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators
+from agentrl_core.models.placement import moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -295,19 +296,19 @@ def _micro_batch(
     counts = [len(sample.positions) for sample in samples]
 
     def longs(values: Iterable[int]) -> Tensor:
-        return torch.from_numpy(np.fromiter(values, dtype=np.int64)).to(device)
+        return moved(torch.from_numpy(np.fromiter(values, dtype=np.int64)), device)
 
     def floats(values: Iterable[Sequence[float]]) -> Tensor:
-        return torch.from_numpy(np.fromiter(chain.from_iterable(values), dtype=np.float32)).to(device)
+        return moved(torch.from_numpy(np.fromiter(chain.from_iterable(values), dtype=np.float32)), device)
 
     def spread(values: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts)).to(device)
+        return moved(torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts)), device)
 
     predictions, prediction = _predictions(samples, trie, device)
     return MicroBatch(
         trie=trie,
-        ids=torch.from_numpy(np.array(trie.ids, dtype=np.int64)).to(device),
-        positions=torch.from_numpy(np.array(trie.positions, dtype=np.int64)).to(device),
+        ids=longs(trie.ids),
+        positions=longs(trie.positions),
         call_tokens=sum(sample.call_tokens for sample in samples),
         predictions=predictions,
         prediction=prediction,
@@ -344,7 +345,7 @@ def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tup
 
     def tensor(values: NDArray[np.generic]) -> Tensor:
         # A field of a structured array is not contiguous, so it is copied.
-        return torch.from_numpy(values.copy()).to(device)
+        return moved(torch.from_numpy(values.copy()), device)
 
     return (
         Predictions(

@@ -89,12 +89,12 @@ class ModelConfig:
     path: str | None = None
     """Local model directory with weights, tokenizer.json and a chat template."""
     use: str | None = None
-    """Registry name of a model builder, which makes a new model; for example `tiny`."""
+    """Registry name of a model builder: `tiny` makes a new model, `smollm2-135m` writes a pretrained one."""
     options: Mapping[str, Any] = field(factory=dict, validator=_without("path", "use", "dtype"))
     """Options of the builder, written next to `use`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights. `bfloat16` has too few digits for the small steps of training, so it is allowed only with
-    `trainer.lr: 0`."""
+    """Type that learner and embedded engine compute in. With `bfloat16` the learner also keeps fp32 master weights,
+    which the optimizer changes and checkpoints restore; gradients and optimizer state are fp32 in both."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +108,7 @@ class WarmStartConfig:
     batch_size: int = field(default=24, validator=positive)
     """Number of demonstrations per update."""
     lr: float | None = field(default=None, validator=validators.optional(positive))
-    """Learning rate. None: 2e-5 for a pretrained model (`model.path`), 3e-3 for one from nothing (`model.use`)."""
+    """Learning rate. None: 2e-5 for a pretrained model, 3e-3 for one that its builder makes from nothing."""
     warmup_steps: int = field(default=20, validator=not_negative)
     """Number of first updates over which the learning rate rises from 0."""
 
@@ -347,8 +347,8 @@ class TrainerConfig:
     steps: int = field(default=100, validator=positive)
     """Number of optimizer steps of the run."""
     lr: float | None = field(default=None, validator=validators.optional(not_negative))
-    """Learning rate of AdamW. None: 1e-6 for a pretrained model (`model.path`), 4e-4 for one built from nothing
-    (`model.use`); `agentrl config show` prints which."""
+    """Learning rate of AdamW. None: 1e-6 for a pretrained model (`model.path`, and builders such as `smollm2-135m`),
+    4e-4 for one built from nothing (`tiny`); `agentrl config show` prints which."""
     warmup_steps: int = field(default=5, validator=not_negative)
     """Number of first steps over which the learning rate rises from 0."""
     betas: tuple[float, float] = field(
@@ -379,8 +379,10 @@ class TrainerConfig:
     """Time in minutes after which the next step writes a checkpoint in any case."""
     keep_last: int = field(default=3, validator=positive)
     """Number of checkpoints to keep; older ones are deleted."""
-    max_logprob_gap: float = field(default=1e-3, validator=positive)
-    """Largest |learner - engine| difference of log-probabilities on lag-0 tokens in float32; above it the run stops."""
+    max_logprob_gap: float | None = field(default=None, validator=validators.optional(positive))
+    """Largest |learner - engine| difference of a token's log-probability, among tokens of lag 0, which both compute
+    with the same weights; above it the run stops. None: 0.001 where both compute in float32. Where one of them computes
+    in bfloat16, single tokens differ by up to 1; there the mean may not exceed 0.15, nor the 99th percentile 0.8."""
     stop_at_reward: float | None = None
     """Mean training reward over the last 3 steps at which the run ends early; None: never."""
     max_steps_without_signal: int = field(default=10, validator=positive)
@@ -396,6 +398,10 @@ class TrainerConfig:
     the weights before the step chose. The gate's weights are still computed and trained as usual."""
     device: str = field(default="auto", validator=device_name)
     """Device that the learner trains on: `cpu`, `cuda`, `cuda:N`; `auto` uses a GPU if there is one."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """Part of the learner that is in pinned main memory while the run samples, to leave a GPU that both use to the
+    engine: `optimizer` moves the optimizer's state and bf16's master weights, `all` also the weights of policy and
+    reference policy. Each step moves it there and back. Without effect on a CPU."""
     threads: int = field(default=1, validator=positive)
     """Number of the learner's torch threads, at most the cores of this machine; the engine's threads are subtracted if
     both are busy at once (max_head_offpolicyness above 0). On a machine that others use too, 1 is as fast."""

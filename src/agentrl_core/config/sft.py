@@ -20,6 +20,7 @@ from agentrl_core.config.schema import (
     PluginsConfig,
     RunConfig,
     TrainerConfig,
+    device_name,
     filled,
     not_negative,
     positive,
@@ -59,7 +60,7 @@ class SftTrainerConfig:
     batch_size: int = field(default=16, validator=positive)
     """Number of chats per optimizer update."""
     lr: float | None = field(default=None, validator=validators.optional(not_negative))
-    """Learning rate. None: 2e-5 for a pretrained model (`model.path`), 1e-3 for one from nothing (`model.use`)."""
+    """Learning rate. None: 2e-5 for a pretrained model, 1e-3 for one that its builder makes from nothing."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Learning rate after the warm-up: `linear` and `cosine` fall to a tenth at the last step, `constant` stays."""
     warmup_steps: int = field(default=5, validator=not_negative)
@@ -85,6 +86,8 @@ class SftTrainerConfig:
     """Time in minutes after which the next step writes a checkpoint in any case."""
     keep_last: int = field(default=3, validator=positive)
     """Number of checkpoints to keep; older ones are deleted."""
+    device: str = field(default="auto", validator=device_name)
+    """Device to train on: `cpu`, `cuda`, `cuda:N`; `auto` uses a GPU if there is one."""
     threads: int = field(default=1, validator=positive)
     """Number of torch threads."""
 

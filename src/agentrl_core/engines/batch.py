@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from agentrl_core.engines.cache import KeyValueCache
-from agentrl_core.engines.decoder import Decoder, StepPlan
+from agentrl_core.engines.decoder import LAYER_TENSORS, Decoder, StepPlan
 from agentrl_core.engines.fused import fused_decoder, refresh
 from agentrl_core.engines.prefixes import Key, PrefixIndex
 from agentrl_core.engines.row_parameters import hand_out, lay_out
@@ -38,20 +38,31 @@ class ContinuousBatch:
     implementation = "loop"
 
     def __init__(
-        self, model: nn.Module, *, slots: int, context_length: int, prefix_tokens: int, prefill_tokens: int
+        self,
+        model: nn.Module,
+        *,
+        slots: int,
+        context_length: int,
+        prefix_tokens: int,
+        prefill_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        decoder = fused_decoder(model, context_length)
+        decoder = fused_decoder(model, context_length, device=device, dtype=dtype)
         blocks = prefix_tokens // BLOCK_TOKENS
         self._decoder = decoder
         self._step = compiled(decoder)
         self._cache = KeyValueCache(
-            num_layers=len(decoder.layers) // 6,
+            num_layers=len(decoder.layers) // LAYER_TENSORS,
             num_kv_heads=decoder.num_kv_heads,
             head_dim=decoder.head_dim,
             max_rows=slots,
             max_tokens=context_length,
             store_tokens=blocks * BLOCK_TOKENS,
+            device=device,
+            dtype=dtype,
         )
+        self._device = device
         self._prefixes = PrefixIndex(num_blocks=blocks, block_tokens=BLOCK_TOKENS)
         self._slots = slots
         self._prefill_tokens = prefill_tokens
@@ -78,12 +89,28 @@ class ContinuousBatch:
     def refresh(self, model: nn.Module) -> None:
         """Copy the weights of `model`; keys and values computed with the old weights are recomputed or dropped."""
         refresh(self._decoder, model)
+        self._forget()
+
+    def stop(self) -> None:
+        """Do nothing: each step ends by itself."""
+
+    def release(self) -> None:
+        """Free the memory of keys and values; `reclaim` must follow before the next step."""
+        self._forget()
+        self._cache.release()
+
+    def reclaim(self) -> None:
+        """Allocate the memory that `release` has freed."""
+        self._cache.allocate()
+
+    def _forget(self) -> None:
+        """Drop all keys and values; those of running jobs are computed again."""
         self._prefixes.clear()
         self._claims.clear()
         self._saves.clear()
         self._blocks.clear()
         for job in self._rows:
-            # The rows are prefilled again, with the tokens sampled so far.
+            # The row is prefilled again, with the tokens sampled so far.
             job.filled = 0
 
     def step(self, host: Host) -> None:
@@ -93,8 +120,8 @@ class ContinuousBatch:
         self._admit()
         plan, sampled = self._plan()
         jobs = [self._rows[row] for row in sampled]
-        drawn, told = self._step(self._cache.rows, self._cache.store, plan)
-        hand_out(jobs, plan.draw, drawn, told, host.version)
+        results = self._step(self._cache.rows, self._cache.store, plan)
+        hand_out(jobs, plan.draw, *results, version=host.version)
         for row, job in zip(sampled, jobs, strict=True):
             # Save a prefix when its prefill ends, for the other members of its group, and when its job ends, for the
             # next turn.
@@ -181,22 +208,31 @@ class ContinuousBatch:
                 outputs.append(len(ids) - 1)
         for row, position in zip(owners, positions, strict=True):
             rows[row].filled = position + 1
-        longest = max((job.filled for job in rows[:num_decoding]), default=0)
+        num_tokens, longest = len(ids), max((job.filled for job in rows[:num_decoding]), default=0)
         self._cache.reserve(len(rows), max(positions) + 1)
+        if self._decoder.packed:
+            padding = _padding(num_tokens)
+            for column in (ids, positions, owners):
+                column += [0] * padding
+            outputs += [0] * _padding(len(outputs))
         plan = StepPlan(
             saves=self._saves,
             moves=self._moves,
             loads=self._loads,
-            store_cells=_cells(self._blocks),
-            tokens=torch.from_numpy(np.array((ids, positions, owners), dtype=np.int64)),
+            store_cells=self._to_device(_cells(self._blocks)),
+            tokens=self._to_device(np.array((ids, positions, owners), dtype=np.int64)),
+            num_tokens=num_tokens,
             num_decoding=num_decoding,
             longest=longest,
             spans=spans,
-            outputs=torch.from_numpy(np.array(outputs, dtype=np.int64)),
-            draw=lay_out([rows[row] for row in sampled]),
+            outputs=self._to_device(np.array(outputs, dtype=np.int64)),
+            draw=lay_out([rows[row] for row in sampled], self._device),
         )
         self._saves, self._moves, self._loads, self._blocks = [], [], [], []
         return plan, sampled
+
+    def _to_device(self, numbers: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(numbers).to(self._device, non_blocking=True)
 
     def _spans(self, first: int) -> list[tuple[int, int, int]]:
         """Divide the step's prefill budget among the rows from `first` on."""
@@ -217,9 +253,18 @@ class ContinuousBatch:
             self._blocks += blocks
 
 
-def _cells(blocks: list[int]) -> Tensor:
+def _cells(blocks: list[int]) -> np.ndarray[Any, Any]:
     starts = np.array(blocks, dtype=np.int64) * BLOCK_TOKENS
-    return torch.from_numpy((starts[:, None] + np.arange(BLOCK_TOKENS)).reshape(-1))
+    return (starts[:, None] + np.arange(BLOCK_TOKENS)).reshape(-1)
+
+
+def _padding(count: int) -> int:
+    """Return how many rows to add to `count`, so that few different numbers of rows occur: eight per power of two.
+
+    oneDNN compiles a product for each number of rows when it first occurs, which takes 2 to 5 ms per matrix.
+    """
+    step = max(1, 1 << (count.bit_length() - 4))
+    return -count % step
 
 
 def compiled(decoder: Decoder) -> Any:

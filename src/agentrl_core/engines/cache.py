@@ -1,10 +1,12 @@
 """Tensors that hold keys and values: one row per running job, and the store of shared prefixes.
 
 Both are allocated larger than needed at first, without being written to. The operating system assigns memory pages only
-on the first write, so real memory follows use. Shapes: see `agentrl_core.engines.decoder`.
+on the first write, so real memory follows use. A GPU has no such pages: there both take their size at once. Shapes: see `agentrl_core.engines.decoder`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ FIRST_ROWS, FIRST_TOKENS = 8, 256
 
 
 class KeyValueCache:
-    """`rows` [L, R, 2K, T, E], which doubles in size up to its limits, and `store` [L, 2K, P, E]."""
+    """`rows` [L, 2, R, K, T, E], which doubles in size up to its limits, and `store` [L, 2, K, P, E]."""
 
     def __init__(
         self,
@@ -26,28 +28,46 @@ class KeyValueCache:
         max_rows: int,
         max_tokens: int,
         store_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self._max_rows = max_rows
         self._max_tokens = max_tokens
-        self._shape = (num_layers, 2 * num_kv_heads, head_dim)
-        self.rows = self._allocate(min(FIRST_ROWS, max_rows), min(FIRST_TOKENS, max_tokens))
-        self.store = torch.empty(num_layers, 2 * num_kv_heads, store_tokens, head_dim)
+        self._shape = (num_layers, num_kv_heads, head_dim)
+        self._store_tokens = store_tokens
+        self._placed: Any = {"device": device, "dtype": dtype}
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Allocate both tensors in their initial sizes; what they held is lost."""
+        layers, heads, size = self._shape
+        self.rows = self._rows(min(FIRST_ROWS, self._max_rows), min(FIRST_TOKENS, self._max_tokens))
+        self.store = torch.empty(layers, 2, heads, self._store_tokens, size, **self._placed)
+
+    def release(self) -> None:
+        """Free the memory of both tensors; `allocate` makes them again."""
+        self.rows = self.store = torch.empty(0, **self._placed)
 
     def reserve(self, num_rows: int, num_tokens: int) -> None:
         """Make room for `num_rows` rows of `num_tokens` tokens; existing content is kept."""
         old = self.rows
-        rows, tokens = old.shape[1], old.shape[3]
+        rows, tokens = old.shape[2], old.shape[4]
         if num_rows > rows or num_tokens > tokens:
-            self.rows = self._allocate(
+            self.rows = self._rows(
                 _grown(rows, num_rows, self._max_rows), _grown(tokens, num_tokens, self._max_tokens)
             )
-            self.rows[:, :rows, :, :tokens] = old
+            self.rows[:, :, :rows, :, :tokens] = old
 
-    def _allocate(self, rows: int, tokens: int) -> Tensor:
+    def _rows(self, rows: int, tokens: int) -> Tensor:
         layers, heads, size = self._shape
+        shape = (layers, 2, rows, heads, tokens, size)
         # Zeros, because cells after a row's end take part in the arithmetic before they are masked, and must be finite.
+        if self._placed["device"].type != "cpu":
+            return torch.zeros(shape, **self._placed)
         # From numpy, because it leaves the zeroing to the operating system; torch.zeros would write to every page.
-        return torch.from_numpy(np.zeros((layers, rows, heads, tokens, size), dtype=np.float32))
+        # Integers, because numpy has no bfloat16; all bits zero is the number 0 in every data type.
+        integer = np.int16 if self._placed["dtype"].itemsize == 2 else np.int32
+        return torch.from_numpy(np.zeros(shape, dtype=integer)).view(self._placed["dtype"])
 
 
 def _grown(size: int, needed: int, limit: int) -> int:

@@ -44,12 +44,15 @@ CLOSED = "the engine was closed"
 class EmbeddedEngine:
     """Serves one model in this process (see `Engine`).
 
-    `implementation`: `loop` is the engine's own continuous batching with a prefix cache, for Llama, Qwen2 and Qwen3 in
-    float32. `generate` serves any architecture in padded batches. `auto` uses the loop if the model allows it. The
+    `implementation`: `loop` is the engine's own continuous batching with a prefix cache, for Llama, Qwen2 and Qwen3.
+    `generate` serves any architecture in padded batches. `auto` uses the loop if the model allows it. The
     choice is in the attribute `implementation`; `notice` tells the user about its consequences.
 
     `seed`: part of the random numbers of every request, besides the request's own seed. `slots`: most jobs that run at
     the same time. `prefix_tokens`: size of the prefix store. `prefill_tokens`: most prompt tokens computed in one step.
+
+    `device`: `cpu`, `cuda`, `cuda:N`, or `auto`, the first GPU if there is one. `dtype`: type of weights, keys and
+    values; a run passes `model.dtype`.
 
     Raises `EngineError` if the model cannot be loaded, or if `loop` is demanded and cannot serve it.
     """
@@ -65,6 +68,7 @@ class EmbeddedEngine:
         prefill_tokens: int = 4096,
         threads: int = 1,
         implementation: Literal["auto", "loop", "generate"] = "auto",
+        device: str = "auto",
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         # Imported here, because a config's options are checked against this signature before torch is imported.
@@ -73,6 +77,7 @@ class EmbeddedEngine:
         from agentrl_core.engines.batch import ContinuousBatch
         from agentrl_core.engines.fused import why_not_fused
         from agentrl_core.engines.generate import GenerateBatch
+        from agentrl_core.models.placement import device_of
 
         self.version = 0
         self.notice = ""
@@ -81,6 +86,7 @@ class EmbeddedEngine:
         self._seed = seed
         self._threads = threads
         self._dtype: torch.dtype = getattr(torch, dtype)
+        self.device = device_of(device, option="engine.device")
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         """Guards the end of the thread: once `_ended` is set, nothing is put into the inbox."""
@@ -88,6 +94,9 @@ class EmbeddedEngine:
         self._thread: threading.Thread | None = None
         self._jobs: dict[str, Job] = {}
         self._paused = False
+        self._released = False
+        self._freed: concurrent.futures.Future[None] | None = None
+        """Set while `release` waits for the memory to be free."""
         self._closing = False
         self._cpu_seconds = 0.0
         # Read now: the directory may be a checkpoint that is deleted before the first stop string or grammar arrives.
@@ -102,7 +111,7 @@ class EmbeddedEngine:
             raise EngineError(f"{model_dir}: the engine's own loop does not serve {reason}; use implementation: auto")
         self._batch: ContinuousBatch | GenerateBatch
         if implementation == "generate" or reason is not None:
-            self._batch = GenerateBatch(model, slots=slots, context_length=self.context_length)
+            self._batch = GenerateBatch(model, slots=slots, context_length=self.context_length, device=self.device)
             self.notice = _notice(reason)
         else:
             self._batch = ContinuousBatch(
@@ -111,6 +120,8 @@ class EmbeddedEngine:
                 context_length=self.context_length,
                 prefix_tokens=prefix_tokens,
                 prefill_tokens=prefill_tokens,
+                device=self.device,
+                dtype=self._dtype,
             )
         self.implementation = self._batch.implementation
 
@@ -185,6 +196,20 @@ class EmbeddedEngine:
             seconds=time.monotonic() - begun,
             stall_s=stall[0],
         )
+
+    async def release(self) -> None:
+        """Free the memory of keys and values, the prefix store too, and sample nothing until `reclaim`.
+
+        For a learner that takes turns with the engine on one GPU. The weights stay, and may be replaced meanwhile.
+        Running requests go on after `reclaim`: what they have sampled is prefilled again. Independent of `pause`.
+        """
+        freed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        await self._done(lambda: self._begin_release(freed))
+        await asyncio.wrap_future(freed)
+
+    async def reclaim(self) -> None:
+        """Take the memory again that `release` has freed, and go on sampling."""
+        await self._done(self._reclaim)
 
     def close(self) -> None:
         """Fail running requests and end the thread; idempotent. Blocks until the thread has ended."""
@@ -266,11 +291,12 @@ class EmbeddedEngine:
             torch.set_num_threads(self._threads)
             with torch.inference_mode():
                 while not self._closing:
+                    self._free()
                     # Idle: sleep until a command arrives.
-                    if not self._batch.busy:
+                    if self._released or not self._batch.busy:
                         self._inbox.get()()
                     self.attend()
-                    if self._batch.busy:
+                    if self._batch.busy and not self._released:
                         self._batch.step(self)
                     self._cpu_seconds = time.thread_time()
         except Exception as error:
@@ -282,7 +308,8 @@ class EmbeddedEngine:
         """Run the commands queued since the last step; blocks while the engine is paused."""
         while not self._closing:
             try:
-                command = self._inbox.get(block=self._paused)
+                # While memory is to be released, not even a paused batch may wait here: `generate` holds some of it.
+                command = self._inbox.get(block=self._paused and not self._released)
             except queue.Empty:
                 return
             command()
@@ -318,6 +345,30 @@ class EmbeddedEngine:
     def _set_paused(self, *, paused: bool) -> None:
         self._paused = paused
 
+    def _begin_release(self, freed: concurrent.futures.Future[None]) -> None:
+        if self._released:
+            raise EngineError("the engine's memory has already been released; reclaim it first")
+        self._released, self._freed = True, freed
+        self._batch.stop()
+
+    def _free(self) -> None:
+        """Free the memory that a caller of `release` waits for."""
+        if self._freed is None:
+            return
+        import torch
+
+        self._batch.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # gives the learner's process-wide allocator whole segments back
+        self._freed.set_result(None)
+        self._freed = None
+
+    def _reclaim(self) -> None:
+        if not self._released:
+            raise EngineError("the engine's memory has not been released")
+        self._batch.reclaim()
+        self._released = False
+
     def _load(self, version: int, module: nn.Module) -> float:
         """Copy a module's weights into the served one; return the seconds, in which nothing is sampled."""
         begun = time.monotonic()
@@ -346,6 +397,8 @@ class EmbeddedEngine:
         with self._lock:
             self._ended = error
         self._fail(error)
+        if self._freed is not None:
+            self._freed.set_exception(error)
         while not self._inbox.empty():
             self._inbox.get()()
         del self._batch  # frees the model and the cache; no command can reach them any more

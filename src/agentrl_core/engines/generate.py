@@ -23,8 +23,9 @@ class GenerateBatch:
 
     implementation = "generate"
 
-    def __init__(self, model: nn.Module, *, slots: int, context_length: int) -> None:
-        self._model: Any = model
+    def __init__(self, model: nn.Module, *, slots: int, context_length: int, device: torch.device) -> None:
+        self._model: Any = model.to(device)
+        self._device = device
         # The model directory's generation settings (top_k, penalties, …) would change the sampled distribution.
         self._model.generation_config = type(self._model.generation_config)()
         self._slots = slots
@@ -51,6 +52,16 @@ class GenerateBatch:
         # weights.
         self._stale = True
 
+    def stop(self) -> None:
+        """End the running batch at its next token."""
+        self._stale = True
+
+    def release(self) -> None:
+        """Do nothing: `generate` has freed its memory when the batch ended (see `stop`)."""
+
+    def reclaim(self) -> None:
+        """Do nothing: the next batch allocates its own memory."""
+
     def step(self, host: Host) -> None:
         """Run a batch until all of its jobs have ended, the weights have changed, or the context is full.
 
@@ -66,25 +77,30 @@ class GenerateBatch:
         padding = [longest - len(job.ids) for job in jobs]
         self._model.generate(
             # Padding on the left, so that all rows end at the same position.
-            torch.tensor([[0] * pad + job.ids for pad, job in zip(padding, jobs, strict=True)]),
-            attention_mask=torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding]),
+            torch.tensor([[0] * pad + job.ids for pad, job in zip(padding, jobs, strict=True)], device=self._device),
+            attention_mask=torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding], device=self._device),
             logits_processor=[lambda _, logits_BV: self._choose(host, logits_BV)],
-            stopping_criteria=[lambda *_: torch.tensor([self._stale or job.reason is not None for job in jobs])],
+            stopping_criteria=[lambda *_: self._ended(jobs)],
             max_new_tokens=min(max(job.limit - len(job.ids) for job in jobs), self._context_length - longest),
             do_sample=False,
             pad_token_id=0,
         )
         self._running = [job for job in jobs if job.reason is None]
 
+    def _ended(self, jobs: list[Job]) -> Tensor:
+        return torch.tensor([self._stale or job.reason is not None for job in jobs], device=self._device)
+
     def _choose(self, host: Host, logits_BV: Tensor) -> Tensor:
         """Sample one token per running job and return scores that leave `generate` no other choice."""
         jobs = self._running
         running = [job for job in jobs if job.reason is None]
-        draw = lay_out(jobs)
-        sampled_2B = sample(logits_BV, draw)
-        told = likeliest(logits_BV, draw) if draw.num_likeliest > 0 else sampled_2B[:0]
-        hand_out(jobs, draw, sampled_2B, told, host.version)
+        draw = lay_out(jobs, self._device)
+        # The engine's own loop does not round the logits either.
+        logits_BV = logits_BV.float()
+        sampled_3B, kept_2E = sample(logits_BV, draw)
+        told = likeliest(logits_BV, draw) if draw.num_likeliest > 0 else sampled_3B[:0]
+        hand_out(jobs, draw, sampled_3B, kept_2E, told, version=host.version)
         host.publish(running)
         host.attend()
         forced_BV = torch.full_like(logits_BV, -torch.inf)
-        return forced_BV.scatter_(1, sampled_2B[0].long().unsqueeze(1), 0.0)
+        return forced_BV.scatter_(1, sampled_3B[0].long().unsqueeze(1), 0.0)

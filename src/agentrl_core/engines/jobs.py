@@ -97,6 +97,8 @@ class Job:
     logprobs: list[float] = attrs.field(factory=list)
     likeliest: list[Likeliest] = attrs.field(factory=list)
     """One entry per entry of `logprobs`, if the request asks for them."""
+    kept: list[bytes] = attrs.field(factory=list)
+    """One sampling mask per entry of `logprobs`, if `keeps`."""
     versions: list[int] = attrs.field(factory=list)
     reason: FinishReason | None = None
     failure: EngineError | None = None
@@ -121,6 +123,11 @@ class Job:
         """Tokens whose keys and values are still to be computed."""
         return len(self.ids) - self.filled
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the job returns its sampling masks."""
+        return self.request.return_kept and self.request.sampling.truncates
+
     def draw_knobs(self) -> tuple[float, float, float, float]:
         """Return a new random number in [0, 1), temperature, top_p and top_k.
 
@@ -137,13 +144,15 @@ class Job:
     def _too_short(self, num_tokens: int) -> bool:
         return num_tokens < self.request.sampling.min_tokens
 
-    def accept(self, token: int, logprob: float, version: int, likeliest: Likeliest = ()) -> None:
+    def accept(self, token: int, logprob: float, version: int, likeliest: Likeliest = (), mask: bytes = b"") -> None:
         """Append a sampled token and record whether it ends the generation."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
         if self.request.top_logprobs:
             self.likeliest.append(likeliest[: self.request.top_logprobs])
+        if self.keeps:
+            self.kept.append(mask)
         # The order decides ties: an output whose last token both ends it and fills the limit has stopped.
         if token in self._stop_ids and not self._too_short(len(self.logprobs)):
             self.reason = FinishReason.STOP
@@ -181,6 +190,7 @@ class Job:
                 logprobs=tuple(self.logprobs[first : first + count]),
                 version=version,
                 top_logprobs=tuple(self.likeliest[first : first + count]),
+                kept=tuple(self.kept[first : first + count]),
             )
             chunks.append(chunk)
             first += count

@@ -117,7 +117,7 @@ class ReplayEngine:
         # Only the sampled tokens' own logprobs are stored.
         likeliest = tuple(((token, value),) for token, value in zip(ids, logprobs, strict=True))
         top = likeliest if request.top_logprobs else ()
-        return Chunk(ids=ids, logprobs=logprobs, version=version, top_logprobs=top)
+        return Chunk(ids=ids, logprobs=logprobs, version=version, top_logprobs=top, kept=item.kept[start:end])
 
     def _stop_string(self, item: Interaction) -> str | None:
         """Return the stop string that comes first in an output; it is not stored."""

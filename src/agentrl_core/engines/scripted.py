@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.engines.jobs import Job, Mailbox, check_request, deliver
 from agentrl_core.engines.stopping import load_decode
 from agentrl_core.errors import EngineError
@@ -44,8 +45,8 @@ class ScriptedEngine:
     """Engine that generates `replies` token by token, up to a stop id, stop string, `max_tokens` or the context limit.
 
     A reply that meets none of these ends with finish reason `stop`. Logprobs are a hash of the ids up to their token
-    and of the policy version. In `top_logprobs` the first entry is the token's own, and the others are made up. The
-    engine ignores grammars and images; the log keeps them with their request. Stop strings need the tokenizer of
+    and of the policy version. In `top_logprobs` the first entry is the token's own, and the others are made up, and so
+    are sampling masks. The engine ignores grammars and images; the log keeps them with their request. Stop strings need the tokenizer of
     `model_dir`. `seed` has no effect.
     """
 
@@ -169,7 +170,7 @@ class ScriptedEngine:
                 if not self._paused:
                     logprob = _logprob(job.ids, token, self.version)
                     likeliest = _likeliest(token, logprob, job.request.top_logprobs)
-                    job.accept(token, logprob, self.version, likeliest)
+                    job.accept(token, logprob, self.version, likeliest, _mask(job, token))
                     return job.reason is None
                 mailbox = Mailbox()
                 self._waiting.append(mailbox)
@@ -210,6 +211,12 @@ def _logprob(ids: Sequence[int], token: int, version: int) -> float:
     """Return a number in [-8, 0) that depends only on the arguments."""
     digest = hashlib.blake2b(repr((list(ids), token, version)).encode(), digest_size=4).digest()
     return -8.0 * (int.from_bytes(digest) + 1) / 2**32
+
+
+def _mask(job: Job, token: int) -> bytes:
+    """Return a made-up sampling mask of at most three tokens."""
+    count = min(job.request.sampling.top_k or 3, 3)
+    return mask_of(left for left, _ in _likeliest(token, 0.0, count)) if job.keeps else b""
 
 
 def _likeliest(token: int, logprob: float, count: int) -> tuple[tuple[int, float], ...]:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from agentrl_core.errors import ConfigError
 from agentrl_core.http.backoff import Backoff, RetryPolicy, TransientError
+from agentrl_core.http.direct import DirectConnections, DirectError, DirectReply
 from agentrl_core.http.proxies import Proxy, proxy_of
 from agentrl_core.http.tls_context import ssl_context
 
@@ -63,6 +64,8 @@ class ServerClient:
     Without `resends` a request is sent once, for requests that do harm if they arrive twice: not even again at once
     when the server seems to have closed a kept connection, because it may have read the request before.
 
+    `direct`: use lean connections of our own (`http.direct`) where neither TLS nor a proxy is needed.
+
     `proxy` is the address of an HTTP proxy, or `direct` for none; without it the environment decides (`proxy_of`).
     Raises `ConfigError` if the proxy, or the environment's CA certificates, cannot be used.
     """
@@ -79,6 +82,7 @@ class ServerClient:
         silence_s: float = 600.0,
         retries: int = 2,
         resends: bool = True,
+        direct: bool = False,
     ) -> None:
         import aiohttp  # noqa: F401 (no event loop should wait for this import)
 
@@ -94,6 +98,9 @@ class ServerClient:
             raise ConfigError(f"{self.url}: no way to reach it: {error}") from error
         self._headers = headers
         self._is_secure = parts.scheme == "https"
+        self._address = (parts.hostname, parts.port or 80)
+        self._prefix = parts.path
+        self._is_direct = direct and not self._is_secure and self._proxy is None
         via_secure_proxy = self._proxy is not None and self._proxy.url.startswith("https:")
         self._ssl_context = ssl_context() if self._is_secure or via_secure_proxy else None
         self._max_connections = max_connections
@@ -131,6 +138,9 @@ class ServerClient:
         pool = await self._pool()
         await pool.limit.acquire()
         try:
+            if self._is_direct:
+                found = await self._direct_head(pool, method, path, fields, body, silence_s)
+                return ServerReply(self.url, self._proxy, pool, silence_s, found)
             send = functools.partial(
                 pool.session.request,
                 method,
@@ -145,6 +155,31 @@ class ServerClient:
         except BaseException:
             pool.limit.release()
             raise
+
+    async def _direct_head(
+        self, pool: _Pool, method: str, path: str, fields: Mapping[str, str], body: bytes, silence_s: float
+    ) -> DirectReply:
+        """Do the same as `_head`, without aiohttp."""
+
+        async def attempt() -> DirectReply:
+            if pool.session.closed:
+                raise ExchangeError("broken", f"{self.url}: the connections were closed")
+            try:
+                return await pool.direct(self._address).send(
+                    method,
+                    self._prefix + path,
+                    fields,
+                    body,
+                    connect_timeout_s=self._connect_timeout_s,
+                    silence_s=silence_s,
+                )
+            except DirectError as error:
+                failure = _told_direct(self.url, silence_s, error)
+                if failure.fault not in {"connect", "broken"} or error.begun:
+                    raise failure from error
+                raise TransientError(failure, at_once=error.kept and self._resends) from error
+
+        return await self._retries.call(attempt)
 
     async def _head(
         self, pool: _Pool, send: Callable[..., Any], body: bytes, silence_s: float
@@ -205,11 +240,16 @@ class ServerReply:
     """
 
     def __init__(
-        self, url: str, proxy: Proxy | None, pool: _Pool, silence_s: float, response: aiohttp.ClientResponse
+        self,
+        url: str,
+        proxy: Proxy | None,
+        pool: _Pool,
+        silence_s: float,
+        response: aiohttp.ClientResponse | DirectReply,
     ) -> None:
         self._url, self._proxy, self._pool = url, proxy, pool
         self._silence_s, self._response = silence_s, response
-        self._pieces = response.content.iter_any()
+        self._pieces = response if isinstance(response, DirectReply) else response.content.iter_any()
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         """Case-insensitive."""
@@ -242,6 +282,8 @@ class ServerReply:
 
         try:
             return await anext(self._pieces)
+        except DirectError as error:
+            raise _told_direct(self._url, self._silence_s, error) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _told(self._url, self._proxy, self._silence_s, error) from error
 
@@ -268,6 +310,7 @@ class _Pool:
 
         self.limit = asyncio.Semaphore(most)
         self.replies: set[ServerReply] = set()
+        self._direct: DirectConnections | None = None
         self.keeper = self._keep()
         """Async generator that is started and never finished. When the event loop ends it closes such generators,
         and with this one the connections."""
@@ -284,6 +327,12 @@ class _Pool:
             trust_env=False,
             trace_configs=[trace],
         )
+
+    def direct(self, address: tuple[str, int]) -> DirectConnections:
+        """Return the lean connections to the server."""
+        if self._direct is None:
+            self._direct = DirectConnections(*address, kept_s=_KEPT_S)
+        return self._direct
 
     async def _keep(self) -> AsyncGenerator[None, None]:
         try:
@@ -304,6 +353,8 @@ class _Pool:
     async def _close(self) -> None:
         for reply in tuple(self.replies):
             reply.close()
+        if self._direct is not None:
+            self._direct.close()
         await self.session.close()
 
 
@@ -326,6 +377,18 @@ def _told(url: str, proxy: Proxy | None, silence_s: float, error: Exception) -> 
     if isinstance(error, aiohttp.ClientResponseError):
         return ExchangeError("garbled", f"{url}: the reply is not HTTP: {said}")
     return ExchangeError("broken", f"{url}: the connection ended before the reply was complete: {said}")
+
+
+def _told_direct(url: str, silence_s: float, error: DirectError) -> ExchangeError:
+    """Return our error for one of a lean connection."""
+    said = " ".join(str(error).split())[:_MOST_SHOWN_CHARS]
+    messages = {
+        "connect": f"{url}: no connection: {said}",
+        "silent": f"{url}: nothing arrived for {silence_s:g} s",
+        "garbled": f"{url}: the reply is not HTTP: {said}",
+        "broken": f"{url}: the connection ended before the reply was complete: {said}",
+    }
+    return ExchangeError(error.fault, messages[error.fault])
 
 
 async def server_sent_events(

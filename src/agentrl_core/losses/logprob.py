@@ -45,7 +45,7 @@ def token_logprobs(
     """
     _check_targets(targets, len(weight) if shard is None else shard.vocabulary)
     logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # autograd's own signature
-        hidden, weight, targets, _divisor(temperature, hidden), entropy, shard, tile or _tile(hidden)
+        hidden, weight, targets, _divisor(temperature, hidden), entropy, shard, tile or _tile(hidden, len(weight))
     )
     return logprobs, entropies
 
@@ -210,13 +210,11 @@ def _divisor(temperature: Tensor | float, like: Tensor) -> Tensor | None:
     return None if bool((column == 1.0).all()) else column
 
 
-def _tile(hidden: Tensor) -> tuple[int, int]:
-    """Return the tile size for the device: tokens, vocabulary rows."""
-    if hidden.device.type == "cpu":
-        rows = min(max(len(hidden), 1), _TILE_ROWS)
-        return rows, max(1, _CPU_TILE // rows)
-    rows = min(max(len(hidden), 1), 8 * _TILE_ROWS)
-    return rows, max(1, _GPU_TILE // rows)
+def _tile(hidden: Tensor, vocabulary: int) -> tuple[int, int]:
+    """Return the tile size for the device: tokens, and vocabulary rows of at most `vocabulary`."""
+    most_rows, logits = (_TILE_ROWS, _CPU_TILE) if hidden.device.type == "cpu" else (8 * _TILE_ROWS, _GPU_TILE)
+    rows = min(max(len(hidden), 1), most_rows)
+    return rows, min(vocabulary, max(1, logits // rows))
 
 
 def _operand(hidden: Tensor) -> torch.dtype:

@@ -21,11 +21,14 @@ _SHOWN = 6
 """Most weights that a message lists by name."""
 
 
-def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLError]) -> Any:
-    """Load the model directory; raises `error`, which names the broken file or the missing weights.
+def load_causal_lm(
+    directory: Path, dtype: torch.dtype, *, device: torch.device | str = "cpu", error: type[AgentRLError]
+) -> Any:
+    """Load the model directory onto `device`; raises `error`, which names the broken file or the missing weights.
 
     transformers itself would fill missing weights with random numbers, and accept NaN as a weight. A directory with a
-    manifest must be unchanged since it was written. Code in a model directory is never run.
+    manifest must be unchanged since it was written. Code in a model directory is never run. The weights are read into
+    main memory first: transformers' own way onto a device needs the package accelerate.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -79,7 +82,7 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLEr
             f"{directory}: the weights hold NaN or infinite numbers ({_list(broken)}); expected finite ones"
             f"{advice(directory)}"
         )
-    return model
+    return model.to(device)
 
 
 def code_of_its_own(directory: Path) -> str:

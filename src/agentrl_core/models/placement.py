@@ -1,4 +1,4 @@
-"""Choose the device that a model is placed on."""
+"""Choose the device that a model is placed on, and move tensors there."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ def device_of(name: str, *, option: str) -> torch.device:
             raise ConfigError(f"{option}: {name} is not there: this machine has {has}; {advice}")
         return torch.device("cuda", index)
     return device
+
+
+def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Return a tensor of main memory on `device`; the tensor itself if it is there already.
+
+    To a GPU it goes through pinned memory, so that this thread does not wait for the transfer, nor for what the GPU
+    still has to compute before it.
+    """
+    import torch
+
+    target = torch.device(device)
+    if target.type == "cuda":
+        return tensor.pin_memory().to(target, non_blocking=True)
+    return tensor.to(target)

@@ -22,6 +22,7 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
 from agentrl_core.losses import LossSection
 from agentrl_core.models.folder import no_model_in
+from agentrl_core.models.placement import device_of
 from agentrl_core.plugins.kinds import KINDS
 from agentrl_core.plugins.references import import_module, resolve, user_folders
 from agentrl_core.run.loss import build_loss, settled_loss
@@ -126,7 +127,7 @@ class ComponentChecks(Generic[C]):
                 yield f"{where}: {error}"
 
     def model(self) -> Iterator[str]:
-        """Check the policy's folder or builder, and its dtype."""
+        """Check the policy's folder or builder, and that this machine has the device to train it on."""
         model, where = self._run.model, self._loaded.where
         if model.use is not None:
             builder = Component(model.use, model.options)
@@ -138,11 +139,10 @@ class ComponentChecks(Generic[C]):
             problem = no_model_in(model.path, self._loaded.base_dir)
             found = [problem] if problem else problems_of(lambda: self._chat(folder))
             yield from (f"{where('model.path')}: {text}" for text in found)
-        if model.dtype == "bfloat16" and self._run.trainer.lr != 0:
-            yield (
-                f"{where('model.dtype')}: bfloat16 weights have too few digits to be trained: most steps round to no "
-                "change at all. Leave dtype out, so that training uses float32 (or set trainer.lr: 0 to train nothing)"
-            )
+        device = self._run.trainer.device
+        # Only a GPU may be missing, and asking for one imports torch.
+        if device.startswith("cuda"):
+            yield from problems_of(functools.partial(device_of, device, option=where("trainer.device")))
 
     def _chat(self, folder: Path) -> Chat:
         """Read the policy's chat template and tokenizer as the run does."""

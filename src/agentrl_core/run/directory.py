@@ -101,9 +101,14 @@ class RunDirectory:
         """Name of the run for command lines: its name if it is in the default folder `runs`, else its path."""
         return self.name if is_in_runs(self.path) else str(self.path)
 
+    @property
+    def logs(self) -> Path:
+        """Folder of the log files."""
+        return self.path / "logs"
+
     def log(self, role: str, rank: int = 0) -> Path:
         """Return the path of the log file of one process."""
-        return self.path / "logs" / f"{role}_{rank}.log"
+        return self.logs / f"{role}_{rank}.log"
 
     @classmethod
     def create(cls, output_dir: Path, name: str) -> RunDirectory:

@@ -18,13 +18,17 @@ from agentrl_core import config as configs
 from agentrl_core.config.invocation import command_line, pip_install
 from agentrl_core.errors import AgentRLError
 from agentrl_core.gateway.serving.server import bind
+from agentrl_core.models.placement import device_of
 from agentrl_core.plugins.discovery import core_version
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import one_line
+from agentrl_core.run.advice import Setting, advice, num_parameters
 from agentrl_core.run.checks import Checks
 from agentrl_core.run.components import resolve
+from agentrl_core.run.cpu_budget import usable_cores
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.loss import is_pretrained_model
 from agentrl_core.run.membership import Membership
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.start import untrained_start
@@ -51,7 +55,8 @@ class Finding:
     """Result of one check."""
 
     check: str
-    """Name of the check: versions, plugins, port, disk, config, model, template, store, agent, tools or call."""
+    """Name of the check: versions, plugins, port, disk, config, model, servers, template, store, agent, tools or
+    call."""
     ok: bool
     told: str
     """Description of the result."""
@@ -210,6 +215,7 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
                 directory.name,
                 membership=membership,
                 admin_key_file=directory.admin_key,
+                log_dir=directory.logs,
                 on_scored=lambda _: None,
                 notice=notices.append,
             )
@@ -219,9 +225,13 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
         closing.callback(side.close)
         context = side.engine.context_length
         yield Finding(check="model", ok=True, told=f"{_name(components)}, {context:,} tokens of context")
+        for server in getattr(side.engine, "servers", ()):
+            yield Finding(check="servers", ok=True, told=server)
         yield Finding(check="template", ok=True, told=side.gateway.history_notice)
         if side.gateway.tools_notice:
             yield Finding(check="template", ok=True, told=f"note: {side.gateway.tools_notice}")
+        for text in advice(components.config, _setting(components, start.model_dir, side)):
+            yield Finding(check="advice", ok=True, told=text)
         with directory.logging_to("doctor"):
             yield from _call(components, side, store, directory.name)
             for notice in notices:
@@ -262,7 +272,24 @@ def _judged(record: Record, task: Task, calls: int) -> Finding:
 
 def _name(components: RunComponents) -> str:
     model = components.config.model
+    if model.path is None and is_pretrained_model(components.loaded, components.registry):
+        return f"the pretrained model that '{model.use}' writes"
     return model.path or f"a new model, built from nothing by '{model.use}'"
+
+
+def _setting(components: RunComponents, model_dir: Path, side: InProcessSampling) -> Setting:
+    """Return what advice depends on beside the config."""
+    config = components.config
+    output = Path(config.output_dir).resolve()
+    folder = next(path for path in (output, *output.parents) if path.is_dir())
+    return Setting(
+        parameters=num_parameters(model_dir),
+        reply_tokens=side.gateway.max_tokens,
+        pretrained=is_pretrained_model(components.loaded, components.registry),
+        on_cpu=device_of(config.trainer.device, option="trainer.device").type == "cpu",
+        cores=usable_cores(),
+        free_bytes=shutil.disk_usage(folder).free,
+    )
 
 
 def _first_task(components: RunComponents) -> Task | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _KNOWN = ("AGENTRL_ADMIN_KEY", "AGENTRL_BLOCK_PLUGINS", "AGENTRL_LOAD_PLUGINS", "AGENTRL_TRACE_PLUGINS")
-_OTHERS = re.compile(r"AGENTRL_SUBPROC_WORKER|AGENTRL_\w+_PYTHON|AGENTRL_(BENCH|TEST)_\w+")
+_OTHERS = re.compile(r"AGENTRL_SUBPROC_WORKER|AGENTRL_VLLM|AGENTRL_SGLANG|AGENTRL_\w+_PYTHON|AGENTRL_(BENCH|TEST)_\w+")
 """Variables that no user of a run sets: for a run's worker processes, for tests of plugins that bring another Python
 interpreter or a server, and for benchmarks."""
 

@@ -25,7 +25,7 @@ _ENTRIES = {
     "reference": "the policy after the warm start, which the loss refers to",
     "weights": "`version-N`: policy versions that the trainer hands to servers in other processes",
     "logs": "the log of each process, without secrets: `run_0.log` of the trainer or of `agentrl run`, "
-    "`ROLE-HOST_PROCESS.log` of samplers and servers",
+    "`ROLE-HOST_PROCESS.log` of samplers and servers, `server-N.log` of model servers that the run launched",
     "metrics.jsonl": "the metrics of each step, one JSON object per line",
     "reward.png": "the reward by step",
     "admin_key": "the key that opens sessions of online agents: a secret",

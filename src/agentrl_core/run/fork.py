@@ -21,7 +21,7 @@ from agentrl_core.weights.manifest import MANIFEST, Manifest, read_manifest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NOT_THE_POLICY = ("optimizer.pt", "trainer_state.json", MANIFEST)
+_NOT_THE_POLICY = ("optimizer.pt", "master_weights.pt", "trainer_state.json", MANIFEST)
 """Files of a checkpoint that a new run does not begin with."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_core.api.engines import Provable
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
@@ -20,6 +21,7 @@ from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
+from agentrl_core.run.engine_start import start_engine
 from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.publication import check_in_process, prepare_weights
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
@@ -59,6 +61,7 @@ class InProcessSampling(SamplingSide):
         *,
         membership: Membership,
         admin_key_file: Path,
+        log_dir: Path,
         on_scored: Callable[[Record], None],
         on_ended: Callable[[Record], None] | None = None,
         notice: Callable[[str], None] = lambda _: None,
@@ -85,18 +88,13 @@ class InProcessSampling(SamplingSide):
             undo.callback(close_workers)
             # Before the model is loaded: a server that is down is told at once.
             tools = start_tools(components, self._agents, undo, asked_to_stop)
-            self.engine: Engine = components.build(
-                "engines",
-                "engine",
-                config.engine,
-                model_dir=start.model_dir,
-            )
-            undo.callback(self.engine.close)
+            self.engine: Engine = start_engine(components, start.model_dir, undo, log_dir=log_dir)
             check_in_process(components, self.engine)
-            self.engine.start()
             # An engine that loads its model has version 0; a resumed run goes on with a later version.
             if start.version:
                 self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
+            if isinstance(self.engine, Provable):
+                self._agents.run(self.engine.prove(start.learner.weights()))
             self._admin_key_file = admin_key_file
             self.gateway = _gateway(components, start, self.engine, run_id, admin_key_file)
             undo.callback(self.gateway.close)

@@ -19,6 +19,7 @@ from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.directions import Directions
 from agentrl_core.run.group_ranking import GroupRanking
+from agentrl_core.run.loss import is_pretrained_model
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
@@ -99,7 +100,13 @@ class TrainingLoop:
         self._audit = audit_trail(components, directory, start)
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
-        self._watch = StepWarnings(self._config, events.notice, max_tokens=sampling.max_tokens, earlier=earlier)
+        self._watch = StepWarnings(
+            self._config,
+            events.notice,
+            max_tokens=sampling.max_tokens,
+            pretrained=is_pretrained_model(components.loaded, components.registry),
+            earlier=earlier,
+        )
 
     def run(self) -> RunSummary:
         """Train to the end. The summary also goes to the trackers if the run fails or is interrupted."""
@@ -130,6 +137,7 @@ class TrainingLoop:
     def _train(self) -> None:
         for notice in self._sampling.notices:
             self._events.notice(notice)
+        self._learner.release()
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:
             # The run was killed during its last evaluation and resumed: the evaluation above is the one it lacked.
@@ -208,6 +216,8 @@ class TrainingLoop:
         self._checkpoints.after_step(
             self._step, self._version, self._directions.limited("trainer", self._config.trainer)
         )
+        # Not earlier: the engine has taken the weights, and a checkpoint has read them.
+        self._learner.release()
         self._audit.step(row)
         return StepReport(
             step=self._step,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
+from agentrl_core.api.models import is_pretrained
 from agentrl_core.config.schema import AUTO, Component, RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError, PluginError
@@ -30,15 +31,27 @@ class _Build(Protocol):
 def settled(loaded: LoadedConfig[C], registry: Registry) -> C:
     """Return the config with its open options written out: learning rates, aggregation, horizon and advantage.
 
-    Learning rates depend on the model. The other three come from the loss calculator's attributes
+    Learning rates depend on whether the model is pretrained. The other three come from the loss calculator's attributes
     `aggregation_defaults` and `advantage_default`, where the config does not set them. Raises `UsageError` if the loss
     cannot be found or its section is wrong.
     """
-    run = with_rates(attrs.evolve(loaded.run, loss=settled_loss(loaded, registry)))
+    pretrained = is_pretrained_model(loaded, registry)
+    run = with_rates(attrs.evolve(loaded.run, loss=settled_loss(loaded, registry)), pretrained=pretrained)
     if not isinstance(run, RunConfig):
         return run
     default = _default(_calculator(loaded, registry), loaded, "advantage_default", {"use": "grpo"})
     return attrs.evolve(run, advantage=_advantage(run.advantage, default))
+
+
+def is_pretrained_model(loaded: LoadedConfig[Any], registry: Registry) -> bool:
+    """Return whether the policy has trained weights: a folder (`model.path`), or a builder that is marked so.
+
+    Raises `PluginError` if the builder cannot be found.
+    """
+    builder = loaded.run.model.use
+    if builder is None:
+        return True
+    return is_pretrained(registry.load("models", builder, base_dir=loaded.base_dir, where=loaded.places("model")))
 
 
 def settled_loss(loaded: LoadedConfig[Any], registry: Registry) -> Component:

@@ -16,6 +16,7 @@ from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepRepor
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
+from agentrl_core.models.placement import device_of
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
@@ -226,6 +227,7 @@ def _tuner(components: SftComponents, model_dir: Path) -> Tuner:
         loss=components.loss,
         aggregation=components.loss_section.aggregation,
         config=components.config,
+        device=device_of(components.config.trainer.device, option=components.where("trainer.device")),
     )
 
 

@@ -15,6 +15,7 @@ import attrs
 from agentrl_core import config as configs
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
+from agentrl_core.models.placement import device_of
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.shared_start import (
     announce,
@@ -28,12 +29,13 @@ from agentrl_core.run.shared_start import (
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
-    from agentrl_core.config.schema import WarmStartConfig
+    from agentrl_core.config.schema import RunConfig, WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
     from agentrl_core.training.learner import Learner
+    from agentrl_core.training.logprob_gap import EnginePrecision
 
 
 @attrs.frozen(kw_only=True)
@@ -170,7 +172,17 @@ def _learner(components: RunComponents, directory: RunDirectory, model_dir: Path
         config=attrs.evolve(config.trainer, threads=learner_threads(config, usable_cores())[0]),
         seed=config.seed,
         dtype=config.model.dtype,
+        engine_precision=_engine_precision(config),
+        device=device_of(config.trainer.device, option=components.where("trainer.device")),
     )
+
+
+def _engine_precision(config: RunConfig) -> EnginePrecision:
+    """Return the type that the engine computes in; only the embedded one is known to take it from the config."""
+    if config.engine.use != "embedded":
+        return "unknown"
+    precision: EnginePrecision = config.engine.options.get("dtype") or config.model.dtype
+    return precision
 
 
 def _reference(components: RunComponents, directory: RunDirectory, path: str | None) -> Path:

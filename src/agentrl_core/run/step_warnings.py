@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentrl_core.losses import LossSection
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -16,12 +18,24 @@ _COLLAPSED = 0.2
 keep half of it; a learning rate that destroys the model takes it below a fifth within a few steps."""
 _MANY_CUT = 0.2
 """Share of replies cut off at their token limit from which on a warning is given."""
+_MISMATCH_KL = 1e-3
+"""KL(engine || learner) per token from which on rounding is worth a correction: in reports of collapsed runs (TIS,
+fengyao.notion.site/off-policy-rl; IcePop, arXiv 2510.18855) it rose above this before the reward fell."""
+_LARGE_MISMATCH_KL = 1e-2
+"""The same from which on whole sequences should be left out: a sequence of 100 tokens is then off by a factor."""
+_GAP_LIKE_A_CLIP = 0.18
+"""99th percentile of the gaps that equals a usual trust region: log(1.2)."""
+_WEIGHED = frozenset({"truncated_is", "masked_is"})
+"""Corrections that weigh by policy / engine."""
+_WEIGHING_LOSSES = frozenset({"ppo", "minirl_paper"})
+"""Losses that do so by themselves."""
 
 
 class StepWarnings:
     """Checker of each step's metrics that gives one notice per kind of problem, the first time it shows.
 
-    `max_tokens` is the limit of replies for which the agent sets none. `earlier` are the metrics of the steps before
+    `max_tokens` is the limit of replies for which the agent sets none, and `pretrained` says whether the policy began
+    with trained weights. `earlier` are the metrics of the steps before
     the run was resumed, needed for the entropy at the start.
     """
 
@@ -31,9 +45,11 @@ class StepWarnings:
         notice: Callable[[str], None],
         *,
         max_tokens: int,
+        pretrained: bool,
         earlier: Iterable[Mapping[str, float]] = (),
     ) -> None:
         self._config, self._notice, self._max_tokens = config, notice, max_tokens
+        self._pretrained = pretrained
         self._told: set[str] = set()
         self._entropies: list[float] = []
         for metrics in earlier:
@@ -50,6 +66,7 @@ class StepWarnings:
             "replies": "" if nothing_right else _wrong_replies(answers),
             "cut": "" if nothing_right else self._cut(metrics),
             "entropy": self._collapse(metrics),
+            "gap": self._gap(metrics),
             "tools": _unseen_tools(metrics),
         }
         for about, text in problems.items():
@@ -72,6 +89,25 @@ class StepWarnings:
             "loss.corrections: [{use: kl, beta: 0.001}] or [{use: entropy_bonus}]"
         )
 
+    def _gap(self, metrics: Mapping[str, float]) -> str:
+        kl, p99 = metrics.get("loss/logprob_gap_kl", 0.0), metrics.get("loss/logprob_gap_p99", 0.0)
+        loss = self._config.loss
+        named = {item.use for item in LossSection.read(loss.options).corrections}
+        if (kl < _MISMATCH_KL and p99 < _GAP_LIKE_A_CLIP) or named & _WEIGHED or loss.use in _WEIGHING_LOSSES:
+            return ""
+        advice = "loss.corrections: [{use: truncated_is}], which weighs each token, or [{use: masked_is}], which drops"
+        advice = f"{advice} the worst ones"
+        if kl >= _LARGE_MISMATCH_KL:
+            advice += (
+                "; at this size also whole sequences, with [{use: masked_is, level: geometric, low: 0.9, high: 1.1}]"
+            )
+        return (
+            f"engine and learner round differently: with the same weights their log-probabilities differ by"
+            f" {metrics.get('loss/logprob_gap_mean', 0.0):.2g} on average and {p99:.2g} at the 99th percentile, a KL"
+            f" divergence of {kl:.1g} per token, so every sample is a little off-policy. Correct it with {advice}; or"
+            " let both compute in float32"
+        )
+
     def _cut(self, metrics: Mapping[str, float]) -> str:
         share = metrics.get("rollout/replies_cut", 0.0)
         if share < _MANY_CUT:
@@ -84,7 +120,7 @@ class StepWarnings:
 
     def _nothing_right(self, metrics: Mapping[str, float]) -> str:
         model, taught = self._config.model, self._config.warm_start is not None
-        if model.use is None or taught or not metrics.get("reward/mean") == 0 == metrics.get("reward/std"):
+        if self._pretrained or taught or not metrics.get("reward/mean") == 0 == metrics.get("reward/std"):
             return ""
         return (
             f"every reward is 0. The policy is built from nothing (model.use: {model.use}) and had no warm_start, so it"

@@ -132,6 +132,7 @@ def _run(components: RunComponents, directory: RunDirectory, begin: Begin, inter
             directory.name,
             membership=membership,
             admin_key_file=directory.admin_key,
+            log_dir=directory.logs,
             on_scored=events.record_scored,
             on_ended=events.progress.ended,
             notice=events.notice,

@@ -13,6 +13,7 @@ import attrs
 import orjson
 
 from agentrl_core.api.audit import escaped
+from agentrl_core.api.kept_tokens import compress, decompress
 from agentrl_core.api.members import Member
 from agentrl_core.api.run_rows import GroupRow, RunControl, RunRow, SealRow, SessionRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
@@ -63,7 +64,7 @@ INTERACTIONS = Table(
     "interactions",
     "run_id, id, record_id, seq, parent, prompt_ids, output_ids, logprobs, versions, messages, output, tools, "
     "sampling, requested, finish_reason, model, api, trainable, upstream, cached_tokens, tool_errors, "
-    "witness, retry_key, started_at, finished_at, digest",
+    "witness, retry_key, started_at, finished_at, digest, kept",
 )
 TOOLS = INTERACTIONS.columns.split(", ").index("tools")
 """Position of the column `tools` in a row of `INTERACTIONS`: the key of the row that holds the tools."""
@@ -313,6 +314,7 @@ def interaction_row(run_id: str, interaction: Interaction, tools: bytes | None) 
         interaction.started_at,
         interaction.finished_at,
         interaction.digest,
+        compress(interaction.kept),
     )
 
 
@@ -344,6 +346,7 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
         started_at=row[23],
         finished_at=row[24],
         digest=row[25],
+        kept=decompress(row[26]),
     )
 
 

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 # "AGRT" in the file's header, by which `file` and this package tell a store from another program's database.
 APPLICATION_ID = 0x41475254
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Number of the layout below. 1: the tables from runs to versions. 2: sessions, and the API and the upstream of an
 interaction. 3: details of scores. 4: tasks by task set. 5: members, claims of groups, turns,
-digests of interactions, and seals. 6: tool calls, marks of records, and processes of members."""
+digests of interactions, and seals. 6: tool calls, marks of records, and processes of members.
+7: sampling masks of interactions."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -90,7 +91,8 @@ CREATE TABLE interactions (
     witness TEXT NOT NULL,
     retry_key TEXT NOT NULL,
     started_at REAL NOT NULL,
-    finished_at REAL NOT NULL
+    finished_at REAL NOT NULL,
+    kept BLOB NOT NULL DEFAULT x''
 );
 CREATE UNIQUE INDEX interactions_by_record ON interactions (record_id, seq);
 CREATE TABLE steps (
@@ -265,6 +267,7 @@ _NEW_COLUMNS = {
         "witness": f"{_TEXT}''",
         "retry_key": f"{_TEXT}''",
         "digest": f"{_TEXT}''",
+        "kept": "BLOB NOT NULL DEFAULT x''",
     },
     "records": {
         "score_details": f"{_TEXT}'{{}}'",

@@ -1,5 +1,6 @@
 """Write, restore and prune checkpoints: a model directory for `from_pretrained`, plus optimizer and trainer state.
 
+With bf16 weights the fp32 masters are a file of their own, so that others read the directory as a usual bf16 model.
 A checkpoint gets its final name only when it is complete and flushed to disk. It is read only if every file is as it
 was written (`manifest.json`). A restored run continues bit by bit.
 """
@@ -13,7 +14,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -33,7 +34,12 @@ from agentrl_core.stores.files import (
 from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifest
 
+if TYPE_CHECKING:
+    from agentrl_core.training.master_weights import MasterWeights
+
 OPTIMIZER = "optimizer.pt"
+MASTERS = "master_weights.pt"
+"""Masters of narrow weights. Not a safetensors file: a server would read it as a part of the model."""
 STATE = "trainer_state.json"
 _MANIFEST_KEY = "manifest"
 """Key in the trainer state of checkpoints that have a manifest. Checkpoints of earlier versions have neither, so a
@@ -75,6 +81,7 @@ def save_checkpoint(
     directory: Path,
     *,
     model: Any,
+    masters: MasterWeights,
     optimizer: torch.optim.Optimizer,
     companions: Companions,
     state: dict[str, Any],
@@ -101,8 +108,9 @@ def save_checkpoint(
         with no_progress_bars():
             model.save_pretrained(draft)
         companions.write(draft)
-        with open(draft / OPTIMIZER, "wb", opener=private_opener) as file:
-            torch.save(optimizer.state_dict(), file)
+        _write(draft / OPTIMIZER, optimizer.state_dict())
+        if masters.copies:
+            _write(draft / MASTERS, {name: master.detach() for name, master in masters.copies.items()})
         text = json.dumps(state | {_MANIFEST_KEY: MANIFEST}, indent=2)
         (draft / STATE).write_text(text, encoding="utf-8")
         write_manifest(draft, step=state["step"], version=state["version"])
@@ -153,16 +161,30 @@ def read_state(directory: Path) -> dict[str, Any]:
     return state
 
 
-def restore_checkpoint(directory: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load weights and optimizer state, bit by bit; return the trainer state.
+def _write(path: Path, content: object) -> None:
+    with open(path, "wb", opener=private_opener) as file:
+        torch.save(content, file)
 
-    Raises `RunError` with the file's name if the checkpoint is incomplete or a file is not as it was written.
+
+def restore_checkpoint(
+    directory: Path, *, model: Any, masters: MasterWeights, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Load weights, masters and optimizer state, bit by bit; return the trainer state.
+
+    A run may go on in another type (`model.dtype`): fp32 weights become the masters of bf16 ones, and the other way
+    round; nothing is rounded but the bf16 weights themselves. Raises `RunError` with the file's name if the checkpoint
+    is incomplete or a file is not as it was written.
     """
     state = read_state(directory)
     path = directory / OPTIMIZER
     try:
         optimizer_state = torch.load(path, weights_only=True, map_location="cpu")
-        weights = load_causal_lm(directory, next(model.parameters()).dtype, error=RunError).state_dict()
+        wide = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        saved = load_causal_lm(directory, wide, error=RunError)
+        path = directory / MASTERS
+        if path.is_file():
+            _fill(saved, torch.load(path, weights_only=True, map_location="cpu"))
+        weights = saved.state_dict()
         # Before the first change, so that a refused checkpoint leaves model and optimizer as they were.
         differing = _shapes(weights) ^ _shapes(model.state_dict())
         if differing:
@@ -171,11 +193,27 @@ def restore_checkpoint(directory: Path, *, model: Any, optimizer: torch.optim.Op
                 f"{directory} is the checkpoint of another model than that of this run: {name} with the shape {shape} "
                 f"is in only one of them; set model.path to the model that the run began with"
             )
+        path = directory / OPTIMIZER
         optimizer.load_state_dict(optimizer_state)
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise _incomplete(directory, path, error) from error
     model.load_state_dict(weights)
+    masters.load(dict(saved.named_parameters()))
     return state
+
+
+@torch.no_grad()
+def _fill(model: Any, masters: Mapping[str, torch.Tensor]) -> None:
+    """Set weights to their masters; raises `ValueError` if the file does not belong to the weights beside it."""
+    # Parameter by parameter: a state dict would set a tied weight under one of its names only.
+    for name, parameter in model.named_parameters():
+        if name not in masters:
+            continue
+        if parameter.shape != masters[name].shape:
+            raise ValueError(f"{name} has the shape {tuple(masters[name].shape)}, expected {tuple(parameter.shape)}")
+        parameter.copy_(masters[name])
+    if unknown := masters.keys() - dict(model.named_parameters()).keys():
+        raise ValueError(f"the model has no weight {min(unknown)}")
 
 
 def _shapes(weights: Mapping[str, torch.Tensor]) -> set[tuple[str, tuple[int, ...]]]:

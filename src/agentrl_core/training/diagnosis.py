@@ -1,6 +1,6 @@
-"""Detect faults that would corrupt an optimizer step, and name the records that cause them.
+"""Detect values that are not finite before they corrupt an optimizer step, and name the records that cause them.
 
-Two faults: values that are not finite, and log-probabilities on which engine and learner disagree.
+`logprob_gap` detects the other fault: log-probabilities on which engine and learner disagree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.losses import LossOutput
     from agentrl_core.batching.packing import MicroBatch
-    from agentrl_core.batching.samples import Samples
     from agentrl_core.training.optimizer import PreStep
     from agentrl_core.training.ranks import Ranks
 
@@ -171,61 +170,3 @@ def bisect(records: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) -
         return set(records)
     middle = len(records) // 2
     return bisect(records[:middle], is_finite) | bisect(records[middle:], is_finite) or set(records)
-
-
-class LogprobGap:
-    """Comparison of the engine's log-probabilities with the learner's in a step's first update, on tokens of lag 0.
-
-    Both come from the same weights there. A difference beyond rounding means that engine and learner do not use the
-    same tokens, template, temperature or weights; training would silently go wrong.
-    """
-
-    def __init__(self, samples: Samples, version: int, *, limit: float | None) -> None:
-        self._samples, self._version, self._limit = samples, version, limit
-        self.begin()
-
-    def begin(self) -> None:
-        """Reset all sums, because a refused update is retried without some of its tokens."""
-        self._sum, self._kl, self._tokens, self._largest = 0.0, 0.0, 0, 0.0
-
-    def metrics(self) -> dict[str, float]:
-        """Return the largest and mean |learner - engine| in nats, and KL(engine || learner); empty if none compared.
-
-        The KL divergence is estimated by mean(r - 1 - log r) with r = exp(learner - engine): unbiased, and each term is
-        at least 0 (k3 of http://joschu.net/blog/kl-approx.html).
-        """
-        if not self._tokens:
-            return {}
-        return {
-            "loss/logprob_gap_max": self._largest,
-            "loss/logprob_gap_mean": self._sum / self._tokens,
-            "loss/logprob_gap_kl": self._kl / self._tokens,
-        }
-
-    def inspect(self, batch: MicroBatch, logprobs: Tensor) -> None:
-        """Compare one micro-batch, whose log-probabilities [N] are finite; raise `TrainingError` beyond the limit.
-
-        Call it for every micro-batch of the first update, because any of them may contain the fault.
-        """
-        fresh = batch.version == self._version
-        if not fresh.any():
-            return
-        differences = (logprobs - batch.behaviour_logprobs)[fresh].double()
-        gaps = differences.abs()
-        self._sum += gaps.sum().item()
-        # expm1 stays precise for the small differences of a healthy run.
-        self._kl += (differences.expm1() - differences).sum().item()
-        self._tokens += len(gaps)
-        gap = gaps.max().item()
-        self._largest = max(self._largest, gap)
-        if self._limit is not None and gap > self._limit:
-            worst = int(fresh.nonzero().flatten()[gaps.argmax()])
-            interaction = int(batch.interaction[worst])
-            token = int((batch.interaction[: worst + 1] == interaction).sum()) - 1
-            raise TrainingError(
-                f"record {self._samples.records[int(batch.record[worst])]}, interaction "
-                f"{self._samples.interactions[interaction]}, output token {token} (id {int(batch.targets[worst])}): "
-                f"the engine sampled it with logprob {batch.behaviour_logprobs[worst].item():.6f}, but the learner "
-                f"with the same weights computes {logprobs[worst].item():.6f}, more than trainer.max_logprob_gap = "
-                f"{self._limit} apart. Engine and learner differ in weights, temperature, token ids or precision"
-            )

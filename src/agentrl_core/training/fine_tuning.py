@@ -42,11 +42,13 @@ class Tuner:
         loss: LossCalculator,
         aggregation: AggregationConfig,
         config: SftConfig,
+        device: torch.device | str = "cpu",
     ) -> None:
         torch.set_num_threads(config.trainer.threads)
         self._policy = Policy.load(
             model_dir,
             dtype=config.model.dtype,
+            device=device,
             attention=config.trainer.attention,
             gradient_checkpointing=config.trainer.gradient_checkpointing,
         )
@@ -102,6 +104,7 @@ class Tuner:
         save_checkpoint(
             directory,
             model=self._policy.model,
+            masters=self._policy.masters,
             optimizer=self._trainer.optimizer,
             companions=self._companions,
             state={"step": step, "version": version, "seed": self._config.seed},
@@ -111,7 +114,12 @@ class Tuner:
     def restore(self, directory: Path) -> None:
         """Restore a checkpoint, bit by bit; the next step takes the batch that came after it."""
         self._trainer = self._new_trainer()
-        state = restore_checkpoint(directory, model=self._policy.model, optimizer=self._trainer.optimizer)
+        state = restore_checkpoint(
+            directory,
+            model=self._policy.model,
+            masters=self._policy.masters,
+            optimizer=self._trainer.optimizer,
+        )
         self._trainer.skip(int(state["step"]))
 
     def _new_trainer(self) -> SupervisedTrainer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,10 @@ from agentrl_core.batching.signal import Signal, finished, training_signal
 from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.default_lr import RL
-from agentrl_core.training.diagnosis import Guard, LogprobGap
+from agentrl_core.training.diagnosis import Guard
+from agentrl_core.training.logprob_gap import GapLimits, LogprobGap
 from agentrl_core.training.metrics import Means, ratio_shares, rollout_metrics
+from agentrl_core.training.offload import Offload
 from agentrl_core.training.optimizer import PreStep, Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.routing import RoutingReplay
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.section import ProximalMethod
+    from agentrl_core.training.logprob_gap import EnginePrecision
     from agentrl_core.types import Group
 
 logger = logging.getLogger(__name__)
@@ -71,6 +74,8 @@ class Learner:
         export_style: ExportStyle = "individual",
         seed: int = 0,
         dtype: str = "float32",
+        engine_precision: EnginePrecision = "float32",
+        device: torch.device | str = "cpu",
     ) -> None:
         missing = loss.needs - _PROVIDED
         if missing:
@@ -80,13 +85,18 @@ class Learner:
             )
         torch.set_num_threads(config.threads)
         self._policy = Policy.load(
-            model_dir, dtype=dtype, attention=config.attention, gradient_checkpointing=config.gradient_checkpointing
+            model_dir,
+            dtype=dtype,
+            device=device,
+            attention=config.attention,
+            gradient_checkpointing=config.gradient_checkpointing,
         )
         self._model_dir, self._companions = model_dir, Companions.read(model_dir)
         self._loss, self._aggregation = loss, aggregation
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
         self._shaping = tuple(shaping)
         self._export_style, self._config, self._seed = export_style, config, seed
+        self._engine_precision = engine_precision
         self._lr = RL.loaded if config.lr is None else config.lr
         if config.routing_replay and self._policy.recomputes:
             raise ConfigError(
@@ -107,6 +117,9 @@ class Learner:
         self._reference_dir, self._dtype = reference or model_dir, dtype
         self._frozen: Policy | None = None
         self._optimizer = self._new_optimizer()
+        # In main memory already, there is nothing to free.
+        on_gpu = torch.device(device).type == "cuda"
+        self._offload = Offload(device) if on_gpu and config.offload != "none" else None
         self._cpu_seconds = 0.0
         self.fidelity = NOTHING
         """Count of trained tokens in all steps so far, and of those that are exactly what the engine sampled."""
@@ -141,6 +154,7 @@ class Learner:
         `trainer.non_finite: skip` the bad records are left out instead.
         """
         wall = time.perf_counter()
+        self.reclaim()
         self.left_out = {}
         signal = groups if isinstance(groups, Signal) else self.training_signal(groups)
         cpu = time.thread_time()
@@ -177,7 +191,14 @@ class Learner:
         ]
         # All of it before the first update: later the policy before the step is gone.
         before = [self._before(update, first=update is updates[0]) for update in updates]
-        gap = LogprobGap(samples, version, limit=self._config.max_logprob_gap if self._policy.precise else None)
+        gap = LogprobGap(
+            samples,
+            version,
+            limits=GapLimits.of(
+                self._config.max_logprob_gap, learner_is_precise=self._policy.precise, engine=self._engine_precision
+            ),
+            num_tokens=sum(int((batch.version == version).sum()) for batch in updates[0].micro_batches),
+        )
         guard = Guard(self._config.non_finite, samples.records)
         means = Means()
         for update, computed in zip(updates, before, strict=True):
@@ -236,7 +257,9 @@ class Learner:
         Raises `ConfigError` if its vocabulary differs in size from the policy's.
         """
         if self._frozen is None:
-            self._frozen = Policy.load(self._reference_dir, dtype=self._dtype, attention=self._config.attention)
+            self._frozen = Policy.load(
+                self._reference_dir, dtype=self._dtype, device=self._policy.device, attention=self._config.attention
+            )
             self._frozen.model.requires_grad_(False)
             sizes = [int(policy.model.config.vocab_size) for policy in (self._frozen, self._policy)]
             if sizes[0] != sizes[1]:
@@ -268,6 +291,26 @@ class Learner:
         self._cpu_seconds += time.thread_time() - cpu
         return losses
 
+    def release(self) -> None:
+        """Free the gradients, and move what `trainer.offload` names to main memory, until the next step needs it."""
+        self._policy.masters.zero_grad()
+        if self._offload is not None:
+            self._offload.release(self._idle_tensors())
+
+    def reclaim(self) -> None:
+        """Move what was released back; `step` calls it, and a caller may do so earlier."""
+        if self._offload is not None:
+            self._offload.reclaim()
+
+    def _idle_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that `trainer.offload` names; a single number, such as Adam's count of steps, stays."""
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.ndim)
+        yield from self._policy.masters.copies.values()
+        if self._config.offload == "all":
+            for policy in filter(None, (self._policy, self._frozen)):
+                yield from policy.model.parameters()
+
     def weights(self) -> ModuleWeights:
         """Return the live weights; a step changes them in place."""
         return ModuleWeights(self._policy.model)
@@ -281,6 +324,7 @@ class Learner:
         save_checkpoint(
             directory,
             model=self._policy.model,
+            masters=self._policy.masters,
             optimizer=self._optimizer,
             companions=self._companions,
             state={"step": step, "version": version, "seed": self._seed},
@@ -289,12 +333,14 @@ class Learner:
 
     def restore(self, directory: Path) -> tuple[int, int]:
         """Restore a checkpoint, bit by bit; return its step and version."""
-        state = restore_checkpoint(directory, model=self._policy.model, optimizer=self._optimizer)
+        state = restore_checkpoint(
+            directory, model=self._policy.model, masters=self._policy.masters, optimizer=self._optimizer
+        )
         return int(state["step"]), int(state["version"])
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         return adamw(
-            self._policy.model,
+            self._policy.masters,
             lr=self._lr,
             betas=self._config.betas,
             weight_decay=self._config.weight_decay,

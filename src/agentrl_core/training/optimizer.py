@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import attrs
 import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agentrl_core.losses.aggregate import AggregationConfig, Denominators
     from agentrl_core.losses.section import ProximalMethod
     from agentrl_core.training.diagnosis import Culprits
+    from agentrl_core.training.master_weights import MasterWeights
     from agentrl_core.training.policy import Policy
     from agentrl_core.training.ranks import Ranks
     from agentrl_core.training.routing import Routes
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def adamw(model: Any, *, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """Make an AdamW optimizer over all weights that require a gradient."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    return torch.optim.AdamW(weights, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+def adamw(masters: MasterWeights, *, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
+    """Make a fused AdamW optimizer of the trained weights; its state is fp32, and each step also sets the module."""
+    optimizer = torch.optim.AdamW(masters.parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+    optimizer.register_step_post_hook(lambda *_: masters.round_into_module())
+    return optimizer
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -127,6 +129,7 @@ class Updater:
         loss, statistics and weights, or all raise.
         """
         self._policy, self._calculator, self._aggregation = policy, calculator, aggregation
+        self._masters = policy.masters
         self._max_grad_norm, self._proximal_method = max_grad_norm, proximal
         self._observe, self._ranks = observe, ranks
 
@@ -151,7 +154,7 @@ class Updater:
         parts = list(zip(update.micro_batches, before or [PreStep()] * len(update.micro_batches), strict=True))
         # After records were left out, a micro-batch may have no loss token.
         parts = [(batch, item) for batch, item in parts if len(batch.record)]
-        optimizer.zero_grad(set_to_none=True)
+        self._masters.zero_grad()
         denominators = self._ranks.denominators(update.denominators)
         shares = self._gather(lambda: self._accumulate(parts, denominators, version, inspect))
         value = sum(share.loss for share in shares)
@@ -159,17 +162,17 @@ class Updater:
         for share in shares:
             culprits |= share.culprits
         if culprits:
-            optimizer.zero_grad(set_to_none=True)
+            self._masters.zero_grad()
             raise NotFiniteError(culprits, names)
         # Every term is finite, but their sum overflows: no single record causes it.
         if not math.isfinite(value):
-            optimizer.zero_grad(set_to_none=True)
+            self._masters.zero_grad()
             raise NotFiniteError(dict.fromkeys(_records(shares), f"loss {value}"), names, alone=False)
-        self._ranks.add_up_gradients(self._policy.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._max_grad_norm)
+        self._ranks.add_up_gradients(self._masters.parameters)
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.parameters, self._max_grad_norm)
         if not torch.isfinite(norm):
             blamed = self._gather(lambda: self._blamed(parts, denominators, version))
-            optimizer.zero_grad(set_to_none=True)
+            self._masters.zero_grad()
             culprits = {record: what for of_rank in blamed for record, what in of_rank.items()}
             if culprits:
                 raise NotFiniteError(culprits, names)
@@ -264,11 +267,11 @@ class Updater:
         self, batch: MicroBatch, before: PreStep, denominators: Denominators, version: int
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient of a micro-batch's loss at its log-probabilities [N], and its norm at the weights."""
-        self._policy.model.zero_grad(set_to_none=True)
+        self._masters.zero_grad()
         done = self._forward(batch, before, denominators, version)
         done.logprobs.retain_grad()
         done.loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
-        gradients = [weight.grad for weight in self._policy.model.parameters() if weight.grad is not None]
+        gradients = [weight.grad for weight in self._masters.parameters if weight.grad is not None]
         at_tokens = torch.zeros_like(done.logprobs) if done.logprobs.grad is None else done.logprobs.grad
         return at_tokens, torch.nn.utils.get_total_norm(gradients)
 

@@ -93,7 +93,7 @@ class SupervisedTrainer:
         self._policy, self._demonstrations, self._plan = policy, demonstrations, plan
         self._aggregation = AggregationConfig() if aggregation is None else aggregation
         self._updater = Updater(policy, _Weighted(calculator), self._aggregation, max_grad_norm=plan.max_grad_norm)
-        self.optimizer = adamw(policy.model, lr=plan.lr, betas=plan.betas, weight_decay=plan.weight_decay)
+        self.optimizer = adamw(policy.masters, lr=plan.lr, betas=plan.betas, weight_decay=plan.weight_decay)
         rng = random.Random(seed)  # noqa: S311  # an order of demonstrations is no secret
         self._batches = batches(demonstrations, plan.batch_size, rng, pool=plan.pool)
         self._step = 0

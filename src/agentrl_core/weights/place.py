@@ -63,7 +63,7 @@ class WeightsPlace:
 
     def _draft(self, version: int, module: Any, draft: Path, companions: Any) -> None:
         def save(folder: Path) -> None:
-            save_module(module, folder, version, companions=companions, dtype=self._dtype)
+            save_module(module, folder, version, companions=companions, dtype=self._dtype, with_canary=True)
 
         if self._deltas is None:
             save(draft)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.errors import EngineError
 from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import write_manifest
+from agentrl_core.weights.proof import canary_of, write_canary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +30,18 @@ def check_module(module: Any, version: int) -> None:
 
 
 def save_module(
-    module: Any, directory: Path, version: int, *, companions: Any = None, dtype: str | None = None
+    module: Any,
+    directory: Path,
+    version: int,
+    *,
+    companions: Any = None,
+    dtype: str | None = None,
+    with_canary: bool = False,
 ) -> None:
     """Write a model directory and its manifest; `companions.write(directory)`, if given, adds files before that.
 
-    `dtype` is the type that the weights are written in, by its name in torch; None: the module's own.
+    `dtype` is the type that the weights are written in, by its name in torch; None: the module's own. `with_canary`
+    adds the file by which a process without a learner proves that its engine has these weights.
     """
     from agentrl_core.models.progress_bars import no_progress_bars
 
@@ -45,6 +53,8 @@ def save_module(
         _declare(directory / "config.json", dtype)
     if companions is not None:
         companions.write(directory)
+    if with_canary and (canary := canary_of(module, version)) is not None:
+        write_canary(directory, canary)
     write_manifest(directory, version=version)
 
 

@@ -17,6 +17,7 @@ import attrs
 from bson import ObjectId, encode
 
 from agentrl_core.api.audit import escaped
+from agentrl_core.api.kept_tokens import compress, decompress
 from agentrl_core.api.run_rows import RunRow, SealRow, SessionRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
@@ -174,6 +175,8 @@ def interaction_to(run_id: str, interaction: Interaction, tools: str | None) -> 
     """
     what = f"interaction {interaction.id}"
     binary = {name: _pack(kind, getattr(interaction, name), what) for name, kind in _ARRAYS}
+    if interaction.kept:
+        binary["kept"] = compress(interaction.kept)
     texts: Document = {"messages": plain(interaction.messages, what), "output": plain(interaction.output, what)}
     if len(encode(texts)) > LONGEST_PLAIN:
         binary |= {name: json.dumps(getattr(interaction, name)).encode() for name in _TEXTS}
@@ -227,7 +230,7 @@ def parts_of(owner: ObjectId, record_id: str, binary: Mapping[str, bytes]) -> li
 def interaction_from(kept: Document, parts: Iterable[Document], tools: Sequence[Mapping[str, Any]]) -> Interaction:
     """Restore an interaction from its document, from those of its arrays by part, and from its tools."""
     ordered = list(parts)
-    binary = {name: b"".join(part.get(name, b"") for part in ordered) for name in (*dict(_ARRAYS), *_TEXTS)}
+    binary = {name: b"".join(part.get(name, b"") for part in ordered) for name in (*dict(_ARRAYS), *_TEXTS, "kept")}
     texts = {name: restored(kept[name]) if name in kept else json.loads(binary[name]) for name in _TEXTS}
     arrays: Document = {name: _unpack(kind, binary[name]) for name, kind in _ARRAYS}
     return Interaction(
@@ -244,6 +247,7 @@ def interaction_from(kept: Document, parts: Iterable[Document], tools: Sequence[
         finish_reason=FinishReason(kept["finish_reason"]),
         **{name: restored(kept[name]) for name in _SIMPLE},
         digest=kept.get("digest", ""),  # earlier versions took none
+        kept=decompress(binary["kept"]),
         **arrays,
     )
 

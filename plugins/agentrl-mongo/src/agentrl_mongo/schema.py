@@ -10,7 +10,7 @@
 | `records` | record | its id |
 | `interactions` | LLM call, without its arrays | |
 | `tool_calls` | tool call with what the model was shown; very long contents are in `arrays` | |
-| `arrays` | LLM call (several for very long ones): token ids and logprobs as 32-bit values, little endian | |
+| `arrays` | LLM call (several for very long ones): token ids and logprobs as 32-bit values, little endian, and sampling masks | |
 | `tools` | list of tools that calls were offered | `RUN/DIGEST` |
 | `sessions` | session of a record | the record's id |
 | `steps`, `versions` | optimizer step, weight publication | |
@@ -40,8 +40,9 @@ from agentrl_mongo import upgrade
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SCHEMA_VERSION = 3
-"""Number of the layout above. 1: without members and claims. 2: without tool calls, and marks of records."""
+SCHEMA_VERSION = 4
+"""Number of the layout above. 1: without members and claims. 2: without tool calls, and marks of records.
+3: without sampling masks."""
 
 _SCHEMA = "schema"
 

@@ -19,7 +19,7 @@ from agentrl_core.api.remote import (
     version_labels,
     wrong_reply,
 )
-from agentrl_core.errors import UnservableError
+from agentrl_core.errors import EngineError, UnservableError
 from agentrl_sglang.transfer import SGLangCollective, SGLangHandles
 
 if TYPE_CHECKING:
@@ -40,6 +40,21 @@ class SGLang:
         label = info.get("weight_version")
         path = str(info.get("model_path") or "")
         return attrs.evolve(served, label=None if label is None else str(label), model_path=path)
+
+    async def workers(self, calls: ServerCalls) -> Sequence[str] | None:
+        """Return the workers of an SGLang router (read at 0.3.2), which has no control routes of its own."""
+        listed = await calls.get("/workers")
+        if listed is None:
+            return None
+        workers = listed["workers"]
+        split = {worker["worker_type"] for worker in workers} - {"regular"}
+        if split:
+            raise EngineError(
+                f"the router's workers are split into {', '.join(sorted(split))}; use workers that prefill and decode, "
+                "or name an address at which SGLang samples"
+            )
+        # The unhealthy ones, too: a router calls its workers unhealthy while they load weights.
+        return [worker["url"] for worker in workers]
 
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:  # noqa: ARG002 (the protocol's)
         """Refuse stop tokens together with `ignore_eos`."""

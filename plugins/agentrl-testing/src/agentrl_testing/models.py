@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl_core.api.models import is_pretrained
+from agentrl_core.api.options import construct
 from agentrl_core.chat import Chat
 from agentrl_core.errors import RunError
 from agentrl_core.models.loading import load_causal_lm
@@ -35,7 +37,7 @@ class ModelSuite(ConformanceSuite):
         _check_model(builder, tmp_path)
 
     def test_the_same_seed_makes_the_same_weights(self, builder: Builder, tmp_path: Path) -> None:
-        """Another seed makes other weights."""
+        """Another seed makes other weights, unless the builder is marked as `pretrained`."""
         _check_seed(builder, tmp_path)
 
 
@@ -47,7 +49,9 @@ def check_model(builder: Builder, folder: Path) -> None:
 
 
 def _build(builder: Builder, directory: Path, seed: int = 0) -> Path:
-    builder(directory=directory, seed=seed, conversations=_CONVERSATIONS)
+    given = {"directory": directory, "seed": seed, "conversations": _CONVERSATIONS}
+    # As a run builds a model: only with what the builder declares.
+    construct(builder, {}, name="builder", where="model", injected=given)()
     return directory
 
 
@@ -68,4 +72,8 @@ def _check_seed(builder: Builder, folder: Path) -> None:
     )
     assert first.keys() == again.keys(), "the same seed made models with different parameters"
     assert all(torch.equal(first[name], again[name]) for name in first), "the same seed made different weights"
-    assert any(not torch.equal(first[name], other[name]) for name in first), "two seeds made the same weights"
+    differ = any(not torch.equal(first[name], other[name]) for name in first)
+    if is_pretrained(builder):
+        assert not differ, "another seed made other weights, but the builder says that its models are pretrained"
+    else:
+        assert differ, "two seeds made the same weights; if they are trained ones, mark the builder as `pretrained`"

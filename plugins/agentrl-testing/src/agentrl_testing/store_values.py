@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from agentrl_core.api.claims import Admission, GroupClaim
+from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.api.members import Member, Role
 from agentrl_core.api.stores import RunRow, SessionRow, StepRow, Store
 from agentrl_core.types import (
@@ -76,6 +77,7 @@ _sampling = st.builds(
     seed=st.integers(0, 2**63 - 1),
     grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(("json_object", "lark")), value=texts),
 )
+_masks = st.sets(st.integers(0, 2**31 - 1), max_size=5).map(mask_of)
 _token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple)
 
 
@@ -92,6 +94,7 @@ def interactions(draw: st.DrawFn) -> Interaction:
         prompt_ids=draw(_token_ids),
         output_ids=output_ids,
         logprobs=tuple(draw(st.lists(st.floats(-100, 0, width=32), min_size=count, max_size=count))),
+        kept=draw(st.just(()) | st.lists(_masks, min_size=count, max_size=count).map(tuple)),
         versions=run_lengths(sorted(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))),
         messages=tuple(draw(st.lists(_messages, max_size=3))),
         output=draw(_messages),

@@ -29,6 +29,8 @@ from agentrl_vllm.transfer import VLLMCollective, VLLMHandles
 if TYPE_CHECKING:
     from agentrl_core.types import GenerateRequest, Grammar
 
+_CALL_PREFIX = "generate-tokens-"
+"""Beginning that vLLM gives to the ids of calls to this route."""
 _MOST_TOP_LOGPROBS = 19
 """One below vLLM's default of `--max-logprobs`, because the sampled token takes the place of one."""
 
@@ -77,6 +79,10 @@ class VLLM:
         # If scaled, temperature 2 halves the distance between the logprobs of two tokens. Compare with both outcomes.
         distance, scaled = first - second, third - fourth
         return abs(scaled - distance) <= abs(scaled - distance / 2)
+
+    async def workers(self, calls: ServerCalls) -> Sequence[str] | None:  # noqa: ARG002 (the protocol's)
+        """Return None: routers of vLLM do not list the servers behind them."""
+        return None
 
     def unservable(self, request: GenerateRequest, served: Served) -> str | None:
         """Refuse sampling for which `--logprobs-mode` gives other logprobs."""
@@ -139,15 +145,18 @@ class VLLM:
         content = (choice.get("logprobs") or {}).get("content") or ()
         if ids and not content:
             raise missing_data(request, "logprobs (choices[].logprobs.content)")
+        _check_ids(request, ids, content)
         _check_usage(request, usage, num_seen + len(ids))
-        spans = choice.get("weight_versions") or ()
+        past, labels = _labels(request, choice.get("weight_versions") or (), num_seen, len(ids))
         reason = choice.get("finish_reason")
         return ReplyPart(
             ids=ids,
             logprobs=tuple(entry["logprob"] for entry in content),
             top_logprobs=tuple(_top(entry, request.top_logprobs) for entry in content) if request.top_logprobs else (),
-            labels=_labels(request, spans, num_seen, len(ids)) if spans else (),
+            labels=labels,
+            past_labels=past,
             finish_reason=None if reason is None else FINISH_REASONS[reason],
+            stop_string=_stop_string(choice),
             cached_tokens=cached,
         )
 
@@ -184,13 +193,17 @@ class VLLM:
                 path="/collective_rpc",
                 body={"method": "reload_weights", "kwargs": {"weights_path": str(directory)}},
             ),
-            Command(path="/reset_prefix_cache"),
-            Command(path="/update_weight_version", body={"new_version": label}),
+            # Without success, requests would go on with keys and values of the old weights.
+            Command(path="/reset_prefix_cache", expected={"success": True}),
+            Command(path="/update_weight_version", body={"new_version": label}, expected={"new_version": label}),
         )
 
-    def abort(self, call_id: str) -> Sequence[Command]:  # noqa: ARG002 (the protocol's)
-        """Return nothing: vLLM ends a request when its connection closes."""
-        return ()
+    def abort(self, call_id: str) -> Sequence[Command]:
+        """Return the command that ends a call.
+
+        vLLM ends it when the connection closes, but a router in between may keep its own connection open.
+        """
+        return (Command(path="/inference/v1/abort_requests", body={"request_ids": [f"{_CALL_PREFIX}{call_id}"]}),)
 
 
 def _check_usage(request: ServerRequest, usage: Mapping[str, Any], num_tokens: int) -> None:
@@ -204,11 +217,31 @@ def _check_usage(request: ServerRequest, usage: Mapping[str, Any], num_tokens: i
         raise wrong_reply(request, f"vLLM reports {output} tokens, but sent {num_tokens}")
 
 
-def _labels(request: ServerRequest, spans: Sequence[Mapping[str, Any]], num_seen: int, num_new: int) -> tuple[str, ...]:
-    """Return the server's name for the weights that sampled each new token; a span may count from the first token."""
+def _check_ids(request: ServerRequest, ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> None:
+    """Raise unless each logprob is that of the token at its place."""
+    for token, entry in zip(ids, content, strict=False):  # their numbers are compared for all servers alike
+        if entry["token_id"] != token:
+            raise wrong_reply(request, f"vLLM sent the logprob of token {entry['token_id']} for token {token}")
+
+
+def _stop_string(choice: Mapping[str, Any]) -> str | None:
+    """Return the stop string that ended the output; vLLM tells a token id in the same field."""
+    reason = choice.get("stop_reason")
+    return reason if isinstance(reason, str) else None
+
+
+def _labels(
+    request: ServerRequest, spans: Sequence[Mapping[str, Any]], num_seen: int, num_new: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the server's names for the weights that sampled the tokens seen before, and the new ones.
+
+    The spans are in the last event of a stream, and count from its first token; in the others there are none.
+    """
+    if not spans:
+        return (), ()
     is_total = spans[-1]["end"] == num_seen + num_new and spans[0]["start"] == 0
     labels = version_labels(request, spans, num_seen + num_new if is_total else num_new)
-    return labels[len(labels) - num_new :]
+    return labels[: len(labels) - num_new], labels[len(labels) - num_new :]
 
 
 def _grammar(grammar: Grammar) -> dict[str, Any]:
@@ -220,8 +253,8 @@ def _grammar(grammar: Grammar) -> dict[str, Any]:
 
 
 def _top(entry: Mapping[str, Any], most: int) -> TopLogprobs:
-    """Read `[{"token": "token_id:5", "logprob": -0.1}, …]`, which contains the sampled token besides the likeliest."""
-    pairs = [(int(top["token"].removeprefix("token_id:")), top["logprob"]) for top in entry["top_logprobs"]]
+    """Read `[{"token_id": 5, "logprob": -0.1, …}, …]`, which contains the sampled token besides the likeliest."""
+    pairs = [(top["token_id"], top["logprob"]) for top in entry["top_logprobs"]]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most])
 
 

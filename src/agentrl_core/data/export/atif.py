@@ -12,6 +12,7 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.api.kept_tokens import ids_of
 from agentrl_core.data.export.branches import branches_of
 from agentrl_core.data.export.chat import tool_call
 from agentrl_core.data.tool_calls import by_asking_call, tool_call_facts
@@ -174,6 +175,7 @@ def _metrics(item: Interaction, episode: Episode) -> dict[str, Any]:
     if item.upstream:  # other parties' models return no token ids
         return {"cached_tokens": item.cached_tokens}
     prompt = _prompt_ids(item, episode)
+    masks = {"kept_token_ids": [list(ids_of(mask)) for mask in item.kept]} if item.kept else {}
     return {
         "prompt_tokens": len(prompt),
         "completion_tokens": len(item.output_ids),
@@ -181,7 +183,11 @@ def _metrics(item: Interaction, episode: Episode) -> dict[str, Any]:
         "prompt_token_ids": list(prompt),
         "completion_token_ids": list(item.output_ids),
         "logprobs": list(item.logprobs),
-        "extra": {"policy_versions": [list(span) for span in item.versions], "temperature": item.sampling.temperature},
+        "extra": {
+            "policy_versions": [list(span) for span in item.versions],
+            "temperature": item.sampling.temperature,
+            **masks,
+        },
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.kept_tokens import ids_of, mask_of
 from agentrl_core.data.lines import BadLineError, read_objects
 from agentrl_core.types import Episode, Interaction, Record, Task, ToolCall
 
@@ -78,4 +79,7 @@ def _converter() -> Converter:
 
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_structure_hook_func(lambda kind: kind == Mapping[str, Any] | str, lambda value, _: value)
+    # Sampling masks, the only bytes of an episode.
+    converter.register_unstructure_hook(bytes, lambda mask: list(ids_of(mask)))
+    converter.register_structure_hook(bytes, lambda ids, _: mask_of(ids))
     return converter

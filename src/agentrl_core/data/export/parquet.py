@@ -95,6 +95,7 @@ def _schema(arrow: Any) -> Any:
         "prompt_ids": arrow.list_(arrow.int32()),
         "output_ids": arrow.list_(arrow.int32()),
         "logprobs": arrow.list_(arrow.float64()),
+        "kept": arrow.list_(arrow.list_(arrow.int32())),
         **dict.fromkeys(_CALL_JSON, text),
         **dict.fromkeys(("finish_reason", "model", "api", "upstream", "witness", "retry_key", "digest"), text),
         "trainable": flag,

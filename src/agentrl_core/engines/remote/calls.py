@@ -42,10 +42,8 @@ class RemoteCall:
     seed: int
     """Seed of the engine, which the random numbers depend on besides the request's own."""
     task: asyncio.Task[None] = attrs.field(init=False)
-    server: RemoteServer = attrs.field(init=False)
-    """The server of the running or last call; set before each call."""
-    asking: bool = False
-    """Whether the server may be sampling for this request; guarded by the engine's lock."""
+    server: RemoteServer | None = None
+    """The server on which the request is placed; guarded by the engine's lock."""
     aborted: bool = False
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)

@@ -1,22 +1,19 @@
 """Control calls to a model server: describe, pause, resume, load weights, abort, health check.
 
-`ServerProtocol` says which calls these are; they are made, and repeated while the server is away, here.
+`ServerProtocol` says which calls these are; they are made here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentrl_core.api.remote import Served
-from agentrl_core.engines.remote.failures import BACKOFF
-from agentrl_core.engines.remote.replies import SHAPE_ERRORS, error_text, misread, read_json
+from agentrl_core.engines.remote.failures import AwayError
+from agentrl_core.engines.remote.replies import SHAPE_ERRORS, error_text, misread, read_json, shown
 from agentrl_core.errors import EngineError
 from agentrl_core.http.backoff import RETRYABLE_STATUSES
 from agentrl_core.http.server_client import ExchangeError, ServerClient
@@ -34,23 +31,17 @@ _NOT_READY = RETRYABLE_STATUSES - {_FIRST_SERVER_ERROR}
 """Statuses that a router sends while the server behind it starts. Not 500: that comes from the server itself, which has
 failed."""
 _HEALTH_S = 10.0
-"""Timeout of calls that are tried once: health checks, and resuming after a failed pause."""
+"""Timeout of health checks."""
 
 
 class ServerControl:
-    """Calls to a model server other than sampling; they are repeated for up to `patience_s` while it is away.
+    """Calls to a model server other than sampling. They are not repeated here: `AwayError` says that they may be."""
 
-    The calls of the engine's start (`describe`, `get` and `post`) are not repeated.
-    """
-
-    def __init__(
-        self, client: ServerClient, protocol: ServerProtocol, *, load_timeout_s: float, patience_s: float
-    ) -> None:
+    def __init__(self, client: ServerClient, protocol: ServerProtocol, *, load_timeout_s: float) -> None:
         self._client, self._protocol = client, protocol
         self._load_timeout_s = load_timeout_s
-        self._patience_s = patience_s
 
-    # Calls while the engine starts.
+    # Calls that look at a server.
 
     async def describe(self, model: str | None) -> Served:
         """Return the served model's name, context length and weights; `EngineError` if `model` is not served."""
@@ -72,18 +63,12 @@ class ServerControl:
                 raise TypeError(f"found the model {card['id']!r:.60} with max_model_len {length!r:.60}")
             served = Served(model=card["id"], context_length=length, model_path=str(card.get("root") or ""))
         with self._expected():
-            try:
-                return await self._protocol.describe(self, served)
-            except EngineError as error:
-                if self._client.url in str(error):
-                    raise
-                raise EngineError(f"{self._client.url}: {error}") from error
+            return await self._protocol.describe(self, served)
 
-    async def load_at_start(self, directory: Path, label: str) -> None:
-        """Have an idle server load weights, and resume it if a run that ended early has left it paused."""
-        await self.pause()
-        await self.load(directory, label)
-        await self.resume()
+    async def workers(self) -> Sequence[str] | None:
+        """Return the addresses of the servers behind a router; None if this is a server itself."""
+        with self._expected():
+            return await self._protocol.workers(self)
 
     async def get(self, path: str) -> Mapping[str, Any] | None:
         """Return the JSON object at `path`; None if the server has no such route."""
@@ -99,9 +84,11 @@ class ServerControl:
             with await self._client.request(method, path, body) as reply:
                 data = await reply.read()
         except ExchangeError as error:
-            raise EngineError(f"{where}: no answer: {error}. Is the server running?") from error
+            raise AwayError(f"{where}: no answer: {error}. Is the server running?") from error
         if reply.status == _NO_SUCH_ROUTE:
             return None
+        if reply.status in _NOT_READY:
+            raise AwayError(f"{where}: status {reply.status}: {error_text(data)}. Is the server still starting?")
         if reply.status != _OK:
             raise EngineError(f"{where}: status {reply.status}: {error_text(data)}")
         found: Mapping[str, Any] = read_json(where, data)
@@ -109,13 +96,17 @@ class ServerControl:
 
     @contextlib.contextmanager
     def _expected(self, path: str = "") -> Iterator[None]:
-        """Convert errors of reading a server's self-description into an `EngineError`."""
+        """Convert errors of reading a self-description into an `EngineError`, and add the address to others."""
         try:
             yield
+        except EngineError as error:
+            if self._client.url in str(error):
+                raise
+            raise EngineError(f"{self._client.url}: {error}") from error
         except SHAPE_ERRORS as error:
             raise EngineError(f"{self._client.url}{path}: {misread(self._protocol.name, error)}") from error
 
-    # Calls while the engine runs.
+    # Calls that tell it to do something.
 
     async def pause(self) -> None:
         """Pause the server; returns once it has aborted its requests, which then return their tokens so far."""
@@ -124,10 +115,6 @@ class ServerControl:
     async def resume(self) -> None:
         """Let the server sample again."""
         await self._run(self._protocol.resume())
-
-    async def try_resume(self) -> None:
-        """Let the server sample again, if it answers now."""
-        await self._run(self._protocol.resume(), silence_s=_HEALTH_S, patience_s=0.0)
 
     async def load(self, directory: Path, label: str) -> None:
         """Have the server read weights from a directory that it sees under the same path."""
@@ -139,12 +126,12 @@ class ServerControl:
         return self._client.url
 
     async def send(self, commands: Sequence[Command]) -> None:
-        """Send commands of a publication, each with as long a silence as loading weights may take."""
+        """Send commands of a delivery, each with as long a silence as loading weights may take."""
         await self._run(commands, silence_s=self._load_timeout_s)
 
     async def abort(self, call_id: str) -> None:
-        """End one call; the server ignores unknown ids. Tried once, because the call would end by itself anyway."""
-        await self._run(self._protocol.abort(call_id), patience_s=0.0)
+        """End one call; the server ignores unknown ids."""
+        await self._run(self._protocol.abort(call_id))
 
     async def is_up(self) -> bool:
         """Return whether the server answers; a proxy in front of it counts unless its status is 500 or above."""
@@ -154,35 +141,37 @@ class ServerControl:
         except ExchangeError:
             return False
 
-    async def _run(
-        self, commands: Sequence[Command], *, silence_s: float | None = None, patience_s: float | None = None
-    ) -> None:
+    async def _run(self, commands: Sequence[Command], *, silence_s: float | None = None) -> None:
         """Send commands one after the other."""
         for command in commands:
-            await self._send(command, silence_s, self._patience_s if patience_s is None else patience_s)
+            await self._send(command, silence_s)
 
-    async def _send(self, command: Command, silence_s: float | None, patience_s: float) -> None:
-        """Send a command, and repeat it while the server cannot be reached or answers that it is not ready.
+    def _check_reply(self, command: Command, data: bytes) -> None:
+        """Raise `EngineError` unless the reply says what is expected."""
+        where = f"{self._client.url}{command.path}"
+        told = read_json(where, data)
+        if any(told.get(name) != value for name, value in command.expected.items()):
+            expected = ", ".join(f"{name}: {value}" for name, value in command.expected.items())
+            raise EngineError(f"{where}: expected {expected}, found {shown(data)}")
+
+    async def _send(self, command: Command, silence_s: float | None) -> None:
+        """Send a command; raise `AwayError` if it may be sent again later, because the server is not there.
 
         All commands may be repeated. Pausing, resuming and aborting have no further effect the second time, and a load
-        names a directory and a version that no other load has. Nothing else is sent to the server before this returns;
-        so a load that was still running when its connection broke ends with the same weights. Silence is not a reason
-        to repeat: a server that needs longer than `load_timeout_s` would only start again.
+        names a directory and a version that no other load has. Silence is not a reason to repeat: a server that needs
+        longer than `load_timeout_s` would only start again.
         """
         path, body = command.path, orjson.dumps(command.body)
-        begun = time.monotonic()
-        for attempt in itertools.count():
-            try:
-                with await self._client.request("POST", path, body, silence_s=silence_s) as reply:
-                    if reply.status == _OK:
-                        return
-                    said = error_text(await reply.read_beginning())
-                failure = EngineError(f"{self._client.url}{path}: status {reply.status}: {said}")
-                again = reply.status in _NOT_READY and not command.once
-            except ExchangeError as error:
-                failure, again = EngineError(f"{path}: {error}"), error.fault in {"connect", "broken"}
-                # Without a connection the server has not got the command at all.
-                again = again and (not command.once or error.fault == "connect")
-            if not again or time.monotonic() - begun >= patience_s:
-                raise failure
-            await asyncio.sleep(BACKOFF.wait_s(attempt))
+        where = f"{self._client.url}{path}"
+        try:
+            with await self._client.request("POST", path, body, silence_s=silence_s) as reply:
+                if reply.status == _OK:
+                    if command.expected:
+                        self._check_reply(command, await reply.read())
+                    return
+                said = error_text(await reply.read_beginning())
+        except ExchangeError as error:
+            kind = AwayError if error.fault in {"connect", "broken"} else EngineError
+            raise kind(f"{path}: {error}") from error
+        kind = AwayError if reply.status in _NOT_READY else EngineError
+        raise kind(f"{where}: status {reply.status}: {said}")

@@ -7,14 +7,12 @@ request, `RemoteServer` makes the calls to one server, `ServerProtocol` is the w
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import math
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl_core.api.publishers import Prepared, PublisherPlan
 from agentrl_core.api.weights import Publication
@@ -22,10 +20,15 @@ from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
+from agentrl_core.engines.remote.fleet import Fleet
+from agentrl_core.engines.remote.launching import Launch, LaunchedServers
+from agentrl_core.engines.remote.meeting import Meeting
 from agentrl_core.engines.remote.pool import ServerPool
+from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
-from agentrl_core.engines.remote.server import RemoteServer
-from agentrl_core.engines.remote.state import EngineState
+from agentrl_core.engines.remote.server import Condition, RemoteServer
+from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
+from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
@@ -34,31 +37,30 @@ from agentrl_core.weights.publishers import build_publisher
 
 if TYPE_CHECKING:
     from agentrl_core.api.publishers import WeightPublisher
-    from agentrl_core.api.remote import ServerProtocol
+    from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.config.schema import Component
 
 log = logging.getLogger(__name__)
 
-_MOST_TOKEN_ID = 2**31
-"""Upper bound of token ids, in place of the vocabulary's size: only the server knows that, and it refuses larger
-ids."""
-_LAST_PARTS_S = 1.0
-"""Time that the tokens of requests which a paused server has aborted may take to arrive."""
-
 
 class RemoteEngine:
-    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol`, and nothing else.
+    """Samples from model servers of one kind (see `Engine`). A package's subclass sets `protocol` and `program`.
 
-    `url`: the server's address, without `/v1`; several addresses of servers with the same model make a pool, in which
-    each group of sessions keeps its server. `model`: the served name; None takes the first that the server lists.
-    `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an upstream.
-    `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and server.
-    `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
-    while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers, which
-    must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
-    temporary folder. `publish` and `publish_dtype`: the way of the weights, and their type (`weights.publish` and
-    `weights.dtype` of the config).
+    `url`: the server's address, without `/v1`; several addresses of servers with the same model make a fleet, in which
+    each group of sessions keeps its server. The address of an SGLang router stands for its workers. `servers_file`: in
+    place of `url`, a file with one address per line, which is read again while the engine runs; servers join and leave
+    with their lines. `launch`: servers that the engine starts on this machine instead (see `Launch`), with logs in
+    `log_dir` and computing in `dtype`. `straggler_s`: how long a publication waits for slower servers once one has the
+    new weights; they get calls again when they have them. `model`: the served name; None takes the first that the
+    server lists. `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for an
+    upstream. `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop and
+    server. `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the
+    same while the server loads weights. `weights_dir`: folder in which this process writes weights for the servers,
+    which must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None
+    uses a temporary folder. `max_canary_gap`: largest distance between the logprobs of server and learner for the
+    canary, the prompt by which each publication is proven, as a root mean square in nats; None: 0.5. `publish` and
+    `publish_dtype`: the way of the weights, and their type (`weights.publish` and `weights.dtype` of the config).
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until a
@@ -72,12 +74,16 @@ class RemoteEngine:
     protocol: ClassVar[ServerProtocol]
     publishers: ClassVar[Mapping[str, Callable[..., WeightPublisher]]] = PUBLISHERS
     """Ways to bring weights to the servers, by their names in `weights.publish`; see `agentrl_core.api.publishers`."""
+    program: ClassVar[ServerProgram | None] = None
+    """How to start such a server; None if `launch` is not offered."""
     cpu_seconds = 0.0
 
     def __init__(
         self,
         *,
-        url: str | tuple[str, ...],
+        url: str | tuple[str, ...] | None = None,
+        servers_file: Path | None = None,
+        launch: Launch | None = None,
         model: str | None = None,
         api_key_env: str | None = None,
         context_length: int | None = None,
@@ -86,19 +92,39 @@ class RemoteEngine:
         silence_s: float = 600.0,
         load_timeout_s: float = 1800.0,
         patience_s: float = 600.0,
+        straggler_s: float = 30.0,
         proxy: str | None = None,
         weights_dir: Path | None = None,
+        max_canary_gap: float | None = None,
         model_dir: Path | None = None,
+        log_dir: Path | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
         seed: int = 0,
         publish: Component | None = None,
         publish_dtype: str | None = None,
     ) -> None:
+        if max_canary_gap is not None and not max_canary_gap > 0:
+            raise ValueError(f"'max_canary_gap': expected a number above 0, found {max_canary_gap}")
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
-        urls = (url,) if isinstance(url, str) else tuple(url)
-        if not urls or len(set(urls)) < len(urls):
-            raise ValueError(f"'url' names no server, or one twice: {urls}")
-        self._urls = urls
+        self.proof: Proof | None = None
+        """Proof that the last weights arrived; None if they came without a canary."""
+        self._launched: LaunchedServers | None = None
+        self._server_loss: str | None = None
+        """Set once a launched server is gone for good."""
+        if launch is not None:
+            if url or servers_file:
+                raise ValueError("'launch' starts servers, 'url' and 'servers_file' name running ones: choose one")
+            self._launched = LaunchedServers(
+                self.program,
+                launch,
+                name=self.protocol.name,
+                model_dir=model_dir,
+                dtype=dtype,
+                log_dir=log_dir,
+                on_end=self._lose_server,
+            )
+            url = self._launched.urls
         self._model = model
         self._api_key_env = api_key_env
         self._context_length = context_length
@@ -110,37 +136,46 @@ class RemoteEngine:
             ),
         )
         self._prepared: tuple[int, WeightSource, Prepared] | None = None
+        self._straggler_s = straggler_s
+        self._proof = WeightProof(max_gap=max_canary_gap)
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
         self._headers: dict[str, str] = {}
         self._state = EngineState()
-        self._pool = ServerPool(
-            self.protocol,
-            [
-                RemoteServer(
-                    self.protocol,
-                    ServerClient(
-                        address,
-                        proxy=proxy,
-                        headers=lambda: self._headers,
-                        max_connections=max_connections,
-                        connect_timeout_s=connect_timeout_s,
-                        silence_s=silence_s,
-                        retries=0,  # `_retry` counts them
-                    ),
-                    self._state,
-                    load_timeout_s=load_timeout_s,
-                    patience_s=patience_s,
-                    api_key_env=api_key_env,
-                )
-                for address in urls
-            ],
+
+        def connect(address: str) -> RemoteServer:
+            client = ServerClient(
+                address,
+                proxy=proxy,
+                headers=lambda: self._headers,
+                max_connections=max_connections,
+                connect_timeout_s=connect_timeout_s,
+                silence_s=silence_s,
+                retries=0,  # `_retry` counts them
+                direct=True,
+            )
+            return RemoteServer(
+                self.protocol,
+                client,
+                self._state,
+                load_timeout_s=load_timeout_s,
+                patience_s=patience_s,
+                api_key_env=api_key_env,
+            )
+
+        self._pool = ServerPool(self.protocol)
+        self._fleet = Fleet(
+            self._pool,
+            self._state,
+            addresses_of(url, servers_file, connect),
+            connect,
+            straggler_s=straggler_s,
+            on_change=self._wake_waiting,
+            prove=self._proof.prove,
         )
-        # The state's lock also guards what several event loops change here: `_calls` and `_quiet`.
+        # The state's lock also guards this dictionary, which several event loops change.
         self._calls: dict[str, RemoteCall] = {}
-        self._quiet: concurrent.futures.Future[None] | None = None
-        """Set by a pause; completed once no call is with a server."""
 
     @property
     def version(self) -> int:
@@ -154,22 +189,39 @@ class RemoteEngine:
             raise EngineError("the engine has not been started")
         return self._context_length
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """One line about each server: address, kind, model, version, context, and whether it is in service."""
+        return tuple(server.description for server in self._pool.servers)
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether all servers can load new weights; known once the engine has started."""
+        return self._pool.takes_weights
+
     def start(self) -> None:
         """Ask the servers what they serve; have those load the policy's weights that have others. Blocks."""
-        self._headers = _authorization(self._api_key_env)
-        asyncio.run(self._pool.start(self._model, self._model_dir, self._state))
+        if self._launched is not None:
+            self._launched.start()
+        self._headers = authorization(self._api_key_env)
+        if self._model_dir is not None:
+            self._state.vocab_size = vocab_size_of(self._model_dir)
+        self._fleet.start(self._model, self._model_dir)
         self._context_length = self._context_length or self._pool.context_length
         if self._context_length is None:
-            raise EngineError(f"{self._urls[0]}: the server states no context length; set engine.context_length")
+            url = self._pool.servers[0].url
+            raise EngineError(f"{url}: the server states no context length; set engine.context_length")
         self.notice = self._pool.notice
         if self.notice:
             log.warning("%s", self.notice)
-        self._state.ended = None
+        with self._state.lock:
+            self._state.ended = self._server_loss
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Sample a request; see `Engine.generate`."""
         self._state.check_alive()
-        limit = check_request(request, context_length=self.context_length, vocab_size=_MOST_TOKEN_ID)
+        self._proof.note_use(self.version)
+        limit = check_request(request, context_length=self.context_length, vocab_size=self._state.vocab_size)
         if wrong := self._pool.unservable(request):
             raise UnservableError(f"request {request.request_id}: {wrong}")
         call = RemoteCall(
@@ -210,71 +262,67 @@ class RemoteEngine:
         with self._state.lock:
             self._state.check_alive()
             self._state.paused = True
-            quiet = self._quiet = concurrent.futures.Future()
-            self._note_quiet()
         try:
-            await self._pool.pause()
+            await self._fleet.pause()
         except EngineError:
             self._release()
             raise
-        if self._pool.takes_weights:
-            # Aborted requests return their tokens so far. Requests that reached the server after the pause wait
-            # there, and are cancelled below.
-            await asyncio.wait([asyncio.wrap_future(quiet)], timeout=_LAST_PARTS_S)
-        with self._state.lock:
-            rest = [call for call in self._calls.values() if call.asking]
-        for call in rest:
-            call.wake()
-        await asyncio.wrap_future(quiet)
 
     async def resume(self) -> None:
         """Continue after `pause`."""
-        await self._pool.resume()
+        await self._fleet.resume()
         self._release()
 
     async def prepare_weights(self, version: int, source: WeightSource) -> None:
-        """Do what `load_weights` need not pause for, such as writing files."""
+        """Do what `load_weights` need not pause for: write files, and compute the canary."""
         if not self._pool.takes_weights:
             raise EngineError(self.notice or f"{self.protocol.name} takes no weights")
         prepared = await call_on_thread(lambda: self._publisher.prepare(version, source), name="weights")
+        await self._proof.expect(version, source)
         self._prepared = version, source, prepared
 
     async def load_weights(self, version: int, source: WeightSource) -> Publication:
-        """Bring new weights to the servers; requests pause meanwhile and continue afterwards."""
+        """Bring new weights to the servers.
+
+        Each server pauses and continues by itself; its requests keep their tokens, and go on with the new weights.
+        """
         with self._state.lock:
             self._state.check_alive()
             self._state.check_newer(version)
-            was_paused = self._state.paused
         begun = time.monotonic()
         if self._prepared is None or self._prepared[:2] != (version, source):
             await self.prepare_weights(version, source)
-        prepared = self._take_prepared()
-        paused = time.monotonic()
-        if not was_paused:
-            await self.pause()
-        try:
-            if prepared.directory is not None:
-                await self._pool.load_weights(prepared.directory, version)
-            else:
-                await self._pool.deliver_weights(self._publisher, version)
-            self._state.name_current(version)
-        finally:
-            if not was_paused:
-                await self.resume()
-        ended = time.monotonic()
+        assert self._prepared is not None  # noqa: S101 (just prepared)
+        prepared, self._prepared = self._prepared[2], None
+        stall = await self._fleet.publish(version, self._loader(version, prepared))
+        self.proof = self._proof.result()
         return Publication(
             version=version,
             path=self._publisher.path,
             bytes=prepared.bytes,
-            seconds=ended - begun,
-            stall_s=ended - paused,
+            seconds=time.monotonic() - begun,
+            stall_s=stall.stall_s,
+            canary_gap=None if self.proof is None else self.proof.gap,
+            canary_change=None if self.proof is None else self.proof.change,
         )
 
-    def _take_prepared(self) -> Prepared:
-        """Return what `prepare_weights` has prepared last; a failed delivery prepares it anew."""
-        assert self._prepared is not None  # noqa: S101 (the caller has just prepared)
-        prepared, self._prepared = self._prepared[2], None
-        return prepared
+    def _loader(self, version: int, prepared: Prepared) -> Callable[[RemoteServer], Coroutine[Any, Any, None]]:
+        """Return the function by which one paused server gets prepared weights."""
+        directory = prepared.directory
+        if directory is not None:
+            return lambda server: server.control.load(directory, label_of(version))
+        expected = [server for server in self._pool.servers if server.condition is not Condition.OUT]
+        return Meeting(self._publisher, version, expected, wait_s=self._straggler_s).load
+
+    async def prove(self, source: WeightSource) -> None:
+        """Prove that the servers have these weights already, as those of the current version; raises `EngineError`.
+
+        For the start of a run: it finds a server that serves another model, and learns how much its rounding differs.
+        """
+        if self._pool.takes_weights:
+            await self._proof.expect(self.version, source)
+            await self._fleet.prove()
+            self.proof = self._proof.result()
 
     def close(self) -> None:
         """Fail running requests and close the connections; idempotent."""
@@ -283,8 +331,20 @@ class RemoteEngine:
             calls = list(self._calls.values())
         for call in calls:
             call.wake()
-        self._pool.close()
+        self._fleet.close()
+        if self._launched is not None:
+            self._launched.close()
         self._publisher.close()
+
+    def _lose_server(self, message: str) -> None:
+        """End the engine, because a launched server is gone for good; called from another thread."""
+        with self._state.lock:
+            self._server_loss = message
+            # One that has not started, or was closed, keeps its own reason.
+            self._state.ended = self._state.ended or message
+            calls = list(self._calls.values())
+        for call in calls:
+            call.wake()
 
     # The life of one request, in its consumer's event loop.
 
@@ -292,16 +352,17 @@ class RemoteEngine:
         """Call the server until the output is complete; the consumer reads from the mailbox."""
         try:
             while call.reason is None:
-                version = await self._enter(call)
-                if version is not None:
+                server = await self._enter(call)
+                if server is not None:
                     failure: LostReplyError | None = None
                     with call:
-                        failure = await self._try(call, version)
-                    self._leave(call)
+                        failure = await self._try(call, server)
+                    self._leave(call, server)
                     if failure is not None:
-                        await self._retry(call, failure)
+                        await self._retry(call, server, failure)
             self._forget(call)
-            call.mailbox.put(call.take_chunks(self.version))
+            # The call may have tokens of a version that the slowest server has yet to load.
+            call.mailbox.put(call.take_chunks(max([self.version, *call.versions[-1:]])))
         except EngineError as error:
             call.mailbox.put(error)
         except Exception as error:  # must reach the consumer, which would wait forever otherwise
@@ -312,42 +373,8 @@ class RemoteEngine:
         finally:
             self._forget(call)
 
-    async def _try(self, call: RemoteCall, version: int) -> LostReplyError | None:
-        """Call the server once; return the failure if the call may be repeated."""
-        try:
-            await call.server.sample(call, version)
-        except LostReplyError as failure:
-            call.end_where_due()  # perhaps only the finish reason after the last token was lost
-            return None if call.reason is not None else failure
-        call.server.absence.end()
-        call.failures, call.outlived_absence = 0, False
-        return None
-
-    async def _retry(self, call: RemoteCall, failure: LostReplyError) -> None:
-        """Wait before a call is repeated; raise if repeating is pointless for this call, or for all calls."""
-        if failure.answered:
-            call.server.absence.end()
-        else:
-            if failure.outdated and math.isinf(call.server.absence.since):
-                log.warning("%s", failure)
-            call.server.absence.begin(str(failure), others_are_up=self._pool.has_other_up(call.server))
-        wait_s = BACKOFF.wait_s(call.failures, failure.retry_after_s)
-        call.failures += 1
-        call.outlived_absence = call.outlived_absence or failure.unreached or failure.outdated
-        if call.failures > RETRIES or failure.waited or wait_s > BACKOFF.longest_s:
-            # Many failures in a row: find out whether they are about this call, or the server is away for all of them.
-            is_up = failure.answered or (not failure.outdated and await call.server.control.is_up())
-            if is_up:
-                call.server.absence.end()
-                if not call.outlived_absence:
-                    raise failure
-                call.failures, call.outlived_absence = 0, False
-            else:
-                call.outlived_absence = True
-        await call.wait(min(wait_s, BACKOFF.longest_s))
-
-    async def _enter(self, call: RemoteCall) -> int | None:
-        """Wait while the engine is paused; return the policy version, or None if the request was aborted."""
+    async def _enter(self, call: RemoteCall) -> RemoteServer | None:
+        """Wait for a server that samples; return None if the request was aborted."""
         while True:
             with self._state.lock:
                 self._state.check_alive()
@@ -355,40 +382,76 @@ class RemoteEngine:
                     call.reason = FinishReason.ABORT
                     return None
                 if not self._state.paused:
-                    call.server = self._pool.choose(call.request)
-                    call.server.num_running += 1
-                    call.asking = True
-                    return self.version
+                    server = self._pool.place(call)
+                    if server is not None and server.condition is Condition.READY:
+                        server.running.add(call)
+                        return server
             await call.wait()
 
-    def _leave(self, call: RemoteCall) -> None:
+    async def _try(self, call: RemoteCall, server: RemoteServer) -> LostReplyError | None:
+        """Call the server once; return the failure if the call may be repeated."""
+        try:
+            await server.sample(call, server.version)
+        except LostReplyError as failure:
+            if failure.doubtful:
+                with self._state.lock:
+                    self._fleet.doubt(server)
+            call.end_where_due()  # perhaps only the finish reason after the last token was lost
+            return None if call.reason is not None else failure
+        server.absence.end()
+        call.failures, call.outlived_absence = 0, False
+        return None
+
+    async def _retry(self, call: RemoteCall, server: RemoteServer, failure: LostReplyError) -> None:
+        """Wait before a call is repeated; raise if repeating is pointless for this call, or for all calls."""
+        if failure.answered:
+            server.absence.end()
+        else:
+            if failure.outdated and math.isinf(server.absence.since):
+                log.warning("%s", failure)
+            server.absence.begin(str(failure), others_are_up=self._pool.has_other_up(server))
+        wait_s = BACKOFF.wait_s(call.failures, failure.retry_after_s)
+        call.failures += 1
+        call.outlived_absence = call.outlived_absence or failure.unreached or failure.outdated
+        if call.failures > RETRIES or failure.waited or wait_s > BACKOFF.longest_s:
+            # Many failures in a row: find out whether they are about this call, or the server is away for all of them.
+            is_up = failure.answered or (not failure.outdated and await server.control.is_up())
+            if is_up:
+                server.absence.end()
+                if not call.outlived_absence:
+                    raise failure
+                call.failures, call.outlived_absence = 0, False
+            else:
+                call.outlived_absence = True
+        # A server that is in doubt gets no calls before it has been asked, and another one may be free at once.
+        if not failure.doubtful:
+            await call.wait(min(wait_s, BACKOFF.longest_s))
+
+    def _leave(self, call: RemoteCall, server: RemoteServer) -> None:
         """Record that the server no longer samples for this request."""
         with self._state.lock:
-            self._stop_asking(call)
+            server.running.discard(call)
+            server.note_quiet()
 
     def _forget(self, call: RemoteCall) -> None:
         with self._state.lock:
             if self._calls.get(call.request.request_id) is call:
                 del self._calls[call.request.request_id]
-            self._stop_asking(call)
-
-    def _stop_asking(self, call: RemoteCall) -> None:
-        if call.asking:
-            call.asking = False
-            call.server.num_running -= 1
-        self._note_quiet()
-
-    def _note_quiet(self) -> None:
-        """Complete a waiting pause if no call is with the server; call it while holding the lock."""
-        if self._quiet is not None and not any(call.asking for call in self._calls.values()):
-            self._quiet.set_result(None)
-            self._quiet = None
+            if call.server is not None:
+                call.server.running.discard(call)
+                call.server.note_quiet()
+                self._pool.release(call)
 
     def _release(self) -> None:
         with self._state.lock:
             self._state.paused = False
-            calls = [call for call in self._calls.values() if not call.asking]
-        for call in calls:
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Have calls that wait for a server look again."""
+        with self._state.lock:
+            waiting = [call for call in self._calls.values() if call.server is None or call not in call.server.running]
+        for call in waiting:
             call.wake()
 
     def _read_decode(self) -> Decode:
@@ -396,15 +459,3 @@ class RemoteEngine:
             assert self._model_dir is not None  # noqa: S101 (the caller's condition)
             self._decode = load_decode(self._model_dir)
         return self._decode
-
-
-def _authorization(variable: str | None) -> dict[str, str]:
-    """Return the header with the server's key; the key never appears in messages."""
-    if variable is None:
-        return {}
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise EngineError(f"engine.api_key_env: the environment variable {variable} is empty or not set")
-    if not key.isascii() or not key.isprintable():
-        raise EngineError(f"engine.api_key_env: the value of {variable} has characters that an HTTP header cannot hold")
-    return {"authorization": f"Bearer {key}"}

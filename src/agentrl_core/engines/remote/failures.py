@@ -31,11 +31,21 @@ _OVERLOADED = frozenset({503, 529})
 _TIMED_OUT = frozenset({408, 504, 522, 524})
 
 
+class AwayError(EngineError):
+    """A server cannot be reached, or says that it is not ready: it is tried again, until it answers."""
+
+
 def lost(where: str, error: ExchangeError) -> LostReplyError:
     """Return the error for an exchange without a whole reply."""
     silent = error.fault == "silent"
     unreached = error.fault == "connect"
-    return LostReplyError(f"{where}: {error}", status=504 if silent else 502, waited=silent, unreached=unreached)
+    return LostReplyError(
+        f"{where}: {error}",
+        status=504 if silent else 502,
+        waited=silent,
+        unreached=unreached,
+        doubtful=unreached or error.fault == "broken",
+    )
 
 
 def refusal(where: str, status: int, text: str, *, headers: Mapping[str, str], api_key_env: str | None) -> EngineError:
@@ -75,6 +85,7 @@ class LostReplyError(UnavailableError):
         waited: bool = False,
         unreached: bool = False,
         outdated: bool = False,
+        doubtful: bool = False,
     ) -> None:
         super().__init__(message, status=status, retry_after_s=retry_after_s)
         self.unreached = unreached
@@ -84,8 +95,16 @@ class LostReplyError(UnavailableError):
         self.waited = waited
         """Whether so much time has passed that an immediate repetition would not help."""
         self.outdated = outdated
-        """Whether the server replied with weights older than those that it had loaded: it counts as away until it loads
-        the next ones."""
+        """Whether the server replied with weights older than those that it had loaded."""
+        self.doubtful = doubtful or outdated
+        """Whether the server may have been restarted: it gets no calls until it has been asked for its weights."""
+
+
+class UnprovenError(EngineError):
+    """A server has other weights than it should have."""
+
+    is_final: bool = True
+    """Whether the engine ends: the server has just loaded weights, and they did not arrive."""
 
 
 class Absence:

@@ -55,18 +55,23 @@ def misread(name: str, error: Exception) -> str:
     return f"the reply is not what {name} sends: {type(error).__name__}: {error}"[:_MOST_SHOWN_CHARS]
 
 
-def checked(request: ServerRequest, part: ReplyPart) -> ReplyPart:
+def checked(request: ServerRequest, part: ReplyPart, vocab_size: int) -> ReplyPart:
     """Raise if a token lacks its logprob, or if a value is not a valid id or logprob; else return `part`."""
     num_ids, num_logprobs = len(part.ids), len(part.logprobs)
     if num_ids != num_logprobs:
         raise wrong_reply(request, f"the server sent {num_ids} token ids and {num_logprobs} logprobs")
-    for token in part.ids:
-        if type(token) is not int or token < 0:
-            raise wrong_reply(request, f"the server sent {token!r} as a token id")
+    if not part.ids:
+        return part
+    # Checked as a whole first: a loop over the tokens costs more than the rest of a call.
+    if not (set(map(type, part.ids)) == {int} and min(part.ids) >= 0 and max(part.ids) < vocab_size):
+        wrong = next(token for token in part.ids if type(token) is not int or not 0 <= token < vocab_size)
+        raise wrong_reply(
+            request, f"the server sent {wrong!r:.60} as a token id; the policy's ids are those below {vocab_size}"
+        )
     check_logprobs(request, part.ids, part.logprobs)
     if part.labels and len(part.labels) != num_ids:
         raise wrong_reply(request, f"the server reports no weight version for some of its {num_ids} tokens")
-    if request.top_logprobs and part.ids and len(part.top_logprobs) != num_ids:
+    if request.top_logprobs and len(part.top_logprobs) != num_ids:
         raise wrong_reply(
             request,
             f"the server sent {num_ids} token ids and the likeliest tokens of {len(part.top_logprobs)} positions",
@@ -76,6 +81,9 @@ def checked(request: ServerRequest, part: ReplyPart) -> ReplyPart:
 
 def check_logprobs(request: ServerRequest, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
     """Raise unless each token has a finite logprob."""
+    are_numbers = set(map(type, logprobs)) <= {float, int} and all(map(math.isfinite, logprobs))
+    if are_numbers and min(logprobs, default=0.0) > _NO_LOGPROB:
+        return
     for token, logprob in zip(ids, logprobs, strict=True):
         if type(logprob) not in {float, int} or not math.isfinite(logprob) or logprob <= _NO_LOGPROB:
             raise wrong_reply(request, f"the server sent {logprob!r} as the logprob of token {token}")

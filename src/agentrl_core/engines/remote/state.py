@@ -6,6 +6,10 @@ import threading
 
 from agentrl_core.errors import EngineError
 
+STARTED_LABEL = "default"
+"""Name that servers give to the weights that they were started with."""
+MOST_TOKEN_IDS = 2**31
+"""Upper bound of token ids where the policy's configuration states none; a server refuses larger ones."""
 _MOST_VERSION_DIGITS = 18
 """Longest label that is read as a policy version; all such numbers fit 64 bits."""
 
@@ -17,6 +21,8 @@ class EngineState:
         self.lock = threading.Lock()
         self.version = 0
         self.paused = False
+        self.vocab_size = MOST_TOKEN_IDS
+        """Number of token ids that the policy can sample."""
         self.ended: str | None = "the engine has not been started"
         """Reason why the engine serves nothing; None while it does."""
         self._labels: dict[str, int] = {}
@@ -34,30 +40,36 @@ class EngineState:
                 f"weights of version {version} offered, but the engine has version {self.version}: versions must rise"
             )
 
-    def name_initial(self, label: str | None) -> None:
-        """Record a server's name for the weights of version 0."""
+    def name(self, label: str | None, version: int) -> None:
+        """Record a server's name for the weights of `version`; nothing if it has none."""
         if label is not None:
-            self._labels[label] = 0
-
-    def name_current(self, version: int) -> None:
-        """Record that all servers have loaded the weights of `version`, under the name that `label_of` gives."""
-        with self.lock:
-            self._labels[label_of(version)] = self.version = version
+            with self.lock:
+                self._labels[label] = version
 
     def version_of(self, label: str, where: str) -> int:
-        """Return the policy version of weights by the server's name; `where` begins the message of an error."""
+        """Return the policy version of weights by the server's name; `where` begins the message of an error.
+
+        -1 stands for weights that a server was started with and that are not the policy's.
+        """
         known = self._labels.get(label)
         if known is not None:
             return known
-        with self.lock:
-            # Another process of this run may have loaded newer weights.
-            if label.isdecimal() and len(label) <= _MOST_VERSION_DIGITS and int(label) > self.version:
-                self._labels[label] = self.version = int(label)
-                return self.version
+        if label == STARTED_LABEL:
+            return -1
+        if (later := self.later_version(label)) is not None:
+            return later
         raise EngineError(
             f"{where}: sampled from weights that the server calls {label!r}, which this run did not load; let no other "
             "run load weights into this server"
         )
+
+    def later_version(self, label: str) -> int | None:
+        """Return the version of weights newer than all others, which another process of this run has loaded."""
+        with self.lock:
+            if label.isdecimal() and len(label) <= _MOST_VERSION_DIGITS and int(label) > self.version:
+                self._labels[label] = self.version = int(label)
+                return self.version
+        return None
 
 
 def label_of(version: int) -> str:

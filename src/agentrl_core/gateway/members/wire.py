@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.kept_tokens import compress, decompress
 from agentrl_core.gateway.call_types import ChatRequest
 from agentrl_core.gateway.dialects.fields import missing, wrong_type
 from agentrl_core.gateway.dialects.shape import MOST_INTEGER, accepted, anything, flag, integer, listed, number, text
@@ -64,6 +65,7 @@ def interaction_to(interaction: Interaction) -> dict[str, Any]:
         "prompt_ids": pack(_INT, interaction.prompt_ids),
         "output_ids": pack(_INT, interaction.output_ids),
         "logprobs": pack(_DOUBLE, interaction.logprobs),
+        "kept": base64.b64encode(compress(interaction.kept)).decode(),
         "requested": dict(interaction.requested),
         "tools": [dict(tool) for tool in interaction.tools],
         "finish_reason": interaction.finish_reason.value,
@@ -82,6 +84,7 @@ def interaction_from(kept: dict[str, Any]) -> Interaction:
         "prompt_ids": unpack(_INT, kept["prompt_ids"]),
         "output_ids": unpack(_INT, kept["output_ids"]),
         "logprobs": unpack(_DOUBLE, kept["logprobs"]),
+        "kept": decompress(base64.b64decode(kept["kept"], validate=True)),
         "versions": tuple((version, count) for version, count in kept["versions"]),
         "messages": tuple(kept["messages"]),
         "tools": tuple(kept["tools"]),

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.engines import Provable
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import WeightsError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, shared_key
+from agentrl_core.run.engine_start import start_engine
 from agentrl_core.run.in_process import context_policy, policy_chat
 from agentrl_core.run.publication import prepare_weights
 from agentrl_core.run.roles.frame import take_part
@@ -73,14 +75,14 @@ class Server:
             undo.callback(self._copies.close)
             with ExitStack() as held:
                 version, folder = self._loop.run(self._first_version(held), asked_to_stop=joining.asked_to_stop)
-                self._engine: Engine = joining.components.build(
-                    "engines", "engine", self._config.engine, model_dir=folder
-                )
-                undo.callback(self._engine.close)
-                self._engine.start()
+                # A folder for each member: several may serve the run from one machine.
+                logs = joining.directory.logs / joining.member.name
+                self._engine: Engine = start_engine(joining.components, folder, undo, log_dir=logs)
                 # An engine that loads its model has version 0.
                 if version:
                     self._publication = self._loop.run(self._engine.load_weights(version, DirectoryWeights(folder)))
+                elif isinstance(self._engine, Provable):
+                    self._loop.run(self._engine.prove(DirectoryWeights(folder)))
                 self._gateway = Gateway(
                     engine=self._engine,
                     chat=policy_chat(joining.components, folder),

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from agentrl_core.models.placement import moved
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,11 +49,13 @@ def _states(network: Network, batch: MicroBatch, rows: Sequence[int], own: Tenso
     """Run the sequences `rows`; return the hidden states of the predictions `own`. [predictions, H]."""
     wanted = batch.predictions
     width = max(batch.trie.lengths[row] for row in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long, device=batch.ids.device)
-    number = torch.zeros(len(batch.trie.lengths), dtype=torch.long, device=batch.ids.device)
+    # In main memory first: one transfer to a GPU instead of one per row.
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    number = torch.zeros(len(batch.trie.lengths), dtype=torch.long)
     for index, row in enumerate(rows):
-        ids[index, : batch.trie.lengths[row]] = torch.tensor(batch.trie.sequence(row), device=ids.device)
+        ids[index, : batch.trie.lengths[row]] = torch.tensor(batch.trie.sequence(row))
         number[row] = index
+    ids, number = moved(ids, batch.ids.device), moved(number, batch.ids.device)
     # Padding is on the right, where causal attention never looks, so no mask is needed.
     return network.states(ids, number[wanted.row[own]], batch.positions[wanted.place[own]])
 
