@@ -310,6 +310,7 @@ class Learner:
         if self._config.offload == "all":
             for policy in filter(None, (self._policy, self._frozen)):
                 yield from policy.model.parameters()
+
     @property
     def device(self) -> str:
         """Device that the policy is trained on."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl_core.api.publishers import Prepared, PublisherPlan
 from agentrl_core.api.weights import Publication
@@ -19,11 +19,12 @@ from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
 from agentrl_core.engines.remote.fleet import Fleet
 from agentrl_core.engines.remote.launching import Launch, LaunchedServers
+from agentrl_core.engines.remote.meeting import Meeting
 from agentrl_core.engines.remote.pool import ServerPool
 from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.engines.remote.running_calls import RunningCalls
-from agentrl_core.engines.remote.server import RemoteServer
+from agentrl_core.engines.remote.server import Condition, RemoteServer
 from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, load_decode
@@ -134,6 +135,7 @@ class RemoteEngine:
             ),
         )
         self._prepared: tuple[int, WeightSource, Prepared] | None = None
+        self._straggler_s = straggler_s
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
@@ -269,8 +271,7 @@ class RemoteEngine:
     async def load_weights(self, version: int, source: WeightSource) -> Publication:
         """Bring new weights to the servers, and prove that they arrived.
 
-        Servers that read a directory pause and continue one by one; others are paused together. Requests keep their
-        tokens, and go on with the new weights.
+        Each server pauses and continues by itself; its requests keep their tokens, and go on with the new weights.
         """
         with self._state.lock:
             self._state.check_alive()
@@ -278,17 +279,9 @@ class RemoteEngine:
         begun = time.monotonic()
         if self._prepared is None or self._prepared[:2] != (version, source):
             await self.prepare_weights(version, source)
-        prepared = self._take_prepared()
-        directory = prepared.directory
-        if directory is not None:
-            stall = await self._fleet.publish(version, lambda server: server.control.load(directory, label_of(version)))
-        else:
-            stall = await self._fleet.deliver(
-                version,
-                lambda servers: self._publisher.deliver(
-                    version, label_of(version), [server.control for server in servers]
-                ),
-            )
+        assert self._prepared is not None  # noqa: S101 (just prepared)
+        prepared, self._prepared = self._prepared[2], None
+        stall = await self._fleet.publish(version, self._loader(version, prepared))
         self.proof = self._proof.result()
         return Publication(
             version=version,
@@ -300,11 +293,13 @@ class RemoteEngine:
             canary_change=None if self.proof is None else self.proof.change,
         )
 
-    def _take_prepared(self) -> Prepared:
-        """Return what `prepare_weights` has prepared last; a failed delivery prepares it anew."""
-        assert self._prepared is not None  # noqa: S101 (the caller has just prepared)
-        prepared, self._prepared = self._prepared[2], None
-        return prepared
+    def _loader(self, version: int, prepared: Prepared) -> Callable[[RemoteServer], Coroutine[Any, Any, None]]:
+        """Return the function by which one paused server gets prepared weights."""
+        directory = prepared.directory
+        if directory is not None:
+            return lambda server: server.control.load(directory, label_of(version))
+        expected = [server for server in self._pool.servers if server.condition is not Condition.OUT]
+        return Meeting(self._publisher, version, expected, wait_s=self._straggler_s).load
 
     async def prove(self, source: WeightSource) -> None:
         """Prove that the servers have these weights already, as those of the current version; raises `EngineError`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,14 +103,6 @@ class Fleet:
         until they have them. Raises `EngineError` if a server refuses.
         """
         return await self._run(self._publish(Target(version, load)))
-
-    async def deliver(self, version: int, send: Callable[[Sequence[RemoteServer]], Awaitable[None]]) -> Stall:
-        """Pause all servers, send them new weights together, and let them sample again.
-
-        `send` is called once, on the fleet's event loop. Servers that join or return later get their weights with the
-        next version. Raises `EngineError` if the weights did not arrive; the servers then go on with their old ones.
-        """
-        return await self._run(self._deliver(version, send))
 
     async def prove(self) -> None:
         """Prove that all servers that are in service have the target's weights; raises `EngineError`."""
@@ -273,32 +265,6 @@ class Fleet:
         now = time.monotonic()
         return Stall(stall_s=(first or now) - begun, seconds=now - begun)
 
-    async def _deliver(self, version: int, send: Callable[[Sequence[RemoteServer]], Awaitable[None]]) -> Stall:
-        begun = time.monotonic()
-        chosen = [member for member in self._members.values() if member.takes_delivery]
-        results = await asyncio.gather(*[member.hush() for member in chosen], return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, AwayError):
-                await self._resume_all()
-                raise result
-        paused = [member for member, result in zip(chosen, results, strict=True) if result is None]
-        if not paused:
-            raise EngineError(f"{self._addresses.name}: no server answers that version {version} could be sent to")
-        try:
-            await send([member.server for member in paused])
-        except BaseException:
-            await self._resume_all()
-            raise
-        self.target = Target(version, _with_next_version)
-        with self._state.lock:
-            self._state.version = max(self._state.version, version)
-        await asyncio.gather(*[member.receive(self.target) for member in paused])
-        for member in set(self._members.values()) - set(paused):
-            member.attend()
-        self._state.check_alive()
-        now = time.monotonic()
-        return Stall(stall_s=now - begun, seconds=now - begun)
-
     async def _next_event(self, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
@@ -360,8 +326,3 @@ class Fleet:
             coroutine.close()
             raise EngineError("the engine has not been started")
         return await asyncio.wrap_future(self._thread.submit(coroutine))
-
-
-async def _with_next_version(server: RemoteServer) -> None:
-    """Raise: what was sent to all servers together cannot be sent again to one of them."""
-    raise AwayError(f"{server.url}: the server gets its weights with the next version, sent to all servers at once")
