@@ -155,4 +155,5 @@ def _own(ids: Tensor, count: int, shard: VocabularyShard | None) -> tuple[Tensor
 def _parts(own: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
     """Split entries so that the gathered rows of one part stay small."""
     most = _GPU_ENTRIES if hidden.is_cuda else _ENTRIES
-    return torch.split(own, max(1, most // max(hidden.shape[1], 1)))
+    parts: tuple[Tensor, ...] = own.split(max(1, most // max(hidden.shape[1], 1)))  # type: ignore[no-untyped-call]
+    return parts

@@ -133,7 +133,7 @@ class RemoteCall:
         self.logprobs += part.logprobs
         self.versions += versions
         self.top += part.top_logprobs
-        self.kept = [*joined([tuple(self.kept), part.kept], [before, len(part.ids)])]
+        self.kept = list(joined([tuple(self.kept), part.kept], [before, len(part.ids)]))
         if self.cached is None:
             self.cached = part.cached_tokens
         self.empty_aborts = 0 if self.ids[self._seam :] else self.empty_aborts
