@@ -16,9 +16,11 @@ import asyncio
 import importlib.util
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -54,6 +56,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cases", default=",".join((*CASES, "bf16_c16")), help="comma-separated")
     options = parser.parse_args()
+    # Otherwise a terminated benchmark would leave vLLM running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -44,7 +44,7 @@ class ShortWaits:
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
     waits = ShortWaits()
-    for module in ("engine", "member"):
+    for module in ("running_calls", "member"):
         monkeypatch.setattr(f"agentrl_core.engines.remote.{module}.BACKOFF", waits)
     monkeypatch.setattr("agentrl_core.engines.remote.fleet.LOOK_S", 0.002)
     return waits

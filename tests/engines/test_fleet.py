@@ -19,7 +19,7 @@ PROMPT = [1, 2, 3, 40, 50]
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    for module in ("engine", "member"):
+    for module in ("running_calls", "member"):
         monkeypatch.setattr(f"agentrl_core.engines.remote.{module}.BACKOFF", Backoff(first_s=0.001, longest_s=0.01))
     monkeypatch.setattr("agentrl_core.engines.remote.fleet.LOOK_S", 0.002)
 

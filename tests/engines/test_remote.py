@@ -338,7 +338,7 @@ def short_waits(monkeypatch):
         waits.append(most)
         return most
 
-    for module in ("engine", "member"):
+    for module in ("running_calls", "member"):
         backoff = Backoff(first_s=0.001, longest_s=0.01, uniform=count)
         monkeypatch.setattr(f"agentrl_core.engines.remote.{module}.BACKOFF", backoff)
     return waits

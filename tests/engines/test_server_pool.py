@@ -34,7 +34,7 @@ def two_servers(servers, decode):
 
 @pytest.fixture(params=[SGLangEngine, VLLMEngine])
 def start(request, two_servers, monkeypatch):
-    for module in ("engine", "member"):
+    for module in ("running_calls", "member"):
         backoff = Backoff(first_s=0.001, longest_s=0.01)
         monkeypatch.setattr(f"agentrl_core.engines.remote.{module}.BACKOFF", backoff)
     engines = []

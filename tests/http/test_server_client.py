@@ -119,6 +119,24 @@ def test_every_way_to_say_how_long_a_body_is(wire):
     asyncio.run(once())
 
 
+def test_a_reply_that_is_announced_first_comes_whole():
+    async def announced():
+        async with serving(b"HTTP/1.1 100 Continue\r\n\r\n" + OK, OK) as (client, _, connections):
+            assert [await read(client), await read(client)] == [b"ok", b"ok"]
+            assert len(connections) == 1
+
+    asyncio.run(announced())
+
+
+def test_bytes_that_nobody_asked_for_end_a_kept_connection():
+    async def surplus():
+        async with serving(OK + b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nbad", OK) as (client, _, connections):
+            assert [await read(client), await read(client)] == [b"ok", b"ok"]
+            assert len(connections) == 2
+
+    asyncio.run(surplus())
+
+
 def test_a_large_body_waits_for_its_reader():
     size = 8 << 20
 

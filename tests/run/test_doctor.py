@@ -1,11 +1,12 @@
 """`agentrl doctor` finds faults and says how to fix them."""
 
 import json
+import re
 import socket
 
 import pytest
 
-from agentrl_core.run import doctor
+from agentrl_core.run import doctor, resources
 from agentrl_core.run.doctor import examine
 from agentrl_testing.policy import toy_policy
 
@@ -72,9 +73,13 @@ def test_a_sound_config_has_no_finding_and_leaves_nothing_behind(config, tmp_pat
     findings = list(examine(config))
     assert wrong(findings) == []
     order = list(dict.fromkeys(finding.check for finding in findings))
-    assert order == ["versions", "plugins", "port", "disk", "config", "agent", "store", "model", "template", "call"]
-    assert findings[-1].told.startswith("task 't': 1 LLM call in ")
-    assert findings[-1].told.endswith(" s, reward 0.25 before any training")
+    installed = ["versions", "plugins", "port", "disk"]
+    assert order == [*installed, "config", "agent", "device", "store", "model", "template", "call", "memory"]
+    told = {finding.check: finding.told for finding in findings}
+    assert told["call"].startswith("task 't': 1 LLM call in ")
+    assert told["call"].endswith(" s, reward 0.25 before any training")
+    assert "learner on cpu in float32, 1 thread; engine on cpu in float32, 1 thread" in told["device"]
+    assert told["memory"].startswith("cpu: about ")
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}  # which is Python's
     assert left == {"agent.py", "config.yaml", "train.jsonl"}
 
@@ -162,3 +167,39 @@ def test_an_old_python_and_a_missing_package_are_told(monkeypatch):
     assert wrong(examine())[0][2] == "use Python 3.98 to 3.99"
     monkeypatch.setattr(doctor, "_SHOWN_VERSIONS", ("torch", "no-such-package"))
     assert "not installed: no-such-package" in wrong(examine())[0][1]
+
+
+def test_a_step_is_tried_at_the_largest_shape(config, tmp_path):
+    findings = list(examine(config, ["trainer.max_tokens_per_microbatch=400", "sampling.max_tokens=60"], try_step=True))
+    assert wrong(findings) == []
+    assert findings[-1].check == "step"
+    pattern = r"a pass of (\d+) tokens with records of (\d+) took [\d.]+ s with the update; at most"
+    found = re.match(pattern, findings[-1].told)
+    tokens, record = map(int, found.groups())
+    assert 400 - record < tokens <= 400
+    assert record > 60
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_does_not_fit_names_the_options_that_make_it_smaller(config, monkeypatch):
+    monkeypatch.setattr(resources, "capacity", lambda _device: 0)
+    monkeypatch.setattr(doctor, "held_bytes", lambda: 2**20)
+    ((check, told, fix),) = wrong(examine(config))
+    assert check == "memory"
+    assert told.endswith("1 MiB free")
+    assert "libraries 450 MiB" in told
+    assert "trainer.max_tokens_per_microbatch (now 8192)" in fix
+
+
+def test_weights_that_do_not_fit_are_told_before_the_model_is_loaded(config, tmp_path, monkeypatch):
+    model = toy_policy(tmp_path / "model")
+    monkeypatch.setattr(resources, "capacity", lambda _device: 0)
+    monkeypatch.setattr(doctor, "held_bytes", lambda: 0)
+    findings = list(examine(config, [f"model={{path: '{model}'}}"]))
+    assert [(finding.check, finding.ok) for finding in findings[-2:]] == [("device", True), ("memory", False)]
+
+
+def test_a_device_that_is_not_there_is_told(config):
+    ((check, told, _),) = wrong(examine(config, ["trainer.device=cuda:99"]))
+    assert check == "config"
+    assert "trainer.device: cuda:99 is not there" in told

@@ -127,14 +127,6 @@ def streamed(server, name):
         yield itertools.chain([next(events)], events)
 
 
-def test_a_running_request_is_ended_by_its_name(toy_server):
-    with streamed(toy_server, "long") as events:
-        post(toy_server, "/inference/v1/abort_requests", {"request_ids": ["generate-tokens-long"]})
-        seen = list(events)
-    assert seen[-1]["finish_reason"] == "abort"
-    assert sum(len(event["token_ids"]) for event in seen) < 900
-
-
 @pytest.mark.parametrize(("clears", "is_exact"), [("true", True), ("false", False)])
 def test_kept_requests_are_exact_only_if_the_pause_clears_the_cache(toy_server, toys, models, clears, is_exact):
     """vLLM's documentation says that `mode=keep` ignores `clear_cache`; the server drops keys and values all the same.

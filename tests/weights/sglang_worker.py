@@ -138,7 +138,7 @@ class Worker:
             "/v1/models": {"data": [card]},
             "/model_info": {"model_path": "", "weight_version": self.label},
             "/server_info": {"tp_size": 1, "dp_size": 1, "pp_size": 1},
-        }[path]
+        }.get(path)
 
 
 def handler(worker):
@@ -146,7 +146,8 @@ def handler(worker):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            self._reply(200, worker.told(self.path))
+            reply = worker.told(self.path)
+            self._reply(200, reply) if reply is not None else self._reply(404, {})
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")

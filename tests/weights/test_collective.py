@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from agentrl_core.api.publishers import PublisherPlan, SharedTensor
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.config.schema import Component
+from agentrl_core.engines.remote.proving import WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.errors import ConfigError, EngineError
 from agentrl_core.weights import collective, ipc
@@ -82,8 +83,14 @@ def workers(two_workers):
 
 
 @pytest.fixture
-def engine(workers):
+def engine(workers, monkeypatch):
+    """Start an engine. The workers have no model that could answer the canary; here the digests are the proof."""
     made = []
+
+    async def no_canary(*_):
+        pass
+
+    monkeypatch.setattr(WeightProof, "expect", no_canary)
 
     def start(dtype=None, **options):
         publish = Component("nccl", {"backend": "gloo", **options})

@@ -4,7 +4,6 @@ import json
 import math
 import random
 
-import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -112,7 +111,7 @@ def test_a_sampled_token_shows_a_cache_of_older_weights():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return AutoModelForCausalLM.from_pretrained(toy_policy(tmp_path_factory.mktemp("policy"), num_layers=4)).eval()
+    return AutoModelForCausalLM.from_pretrained(toy_policy(tmp_path_factory.mktemp("policy"))).eval()
 
 
 def test_the_canary_is_the_models_own_distribution(model):
@@ -159,11 +158,13 @@ def test_a_damaged_canary_is_an_error(model, tmp_path):
             read_canary(folder)
 
 
-def test_noise_grows_slowly():
-    judge = judge_with_noise(1e-5, START)
-    new = canary(1, added(START, vector("step", 0.1)))
-    finding = judge.judge(added(new.logprobs, vector("n", 5e-5)), new)
-    assert finding.verdict is Verdict.PROVEN
-    judge.accept(new, attrs.evolve(finding, gap=5e-5))
-    further = canary(2, added(new.logprobs, vector("more", 1e-3)))
-    assert judge.judge(added(new.logprobs, vector("m", 1e-5)), further).verdict is Verdict.STALE
+def test_a_tensor_that_never_arrives_is_found_although_each_version_hides_it():
+    judge, missing, rest = judge_with_noise(1e-5, START), vector("missing", 6e-5), vector("rest", 1e-2)
+    for version in range(1, 9):
+        arrived = added(START, [version * value for value in rest])
+        new = canary(version, added(arrived, [version * value for value in missing]))
+        finding = judge.judge(added(arrived, vector(version, 1e-5)), new)
+        if finding.verdict is not Verdict.PROVEN:
+            break
+        judge.accept(new, finding)
+    assert (finding.verdict, version) == (Verdict.WRONG, 2)

@@ -99,7 +99,10 @@ class Served:
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """A control call, sent as POST. It is sent again if its reply is lost, unless it is to be sent `once`."""
+    """A control call, sent as POST. It must be repeatable: it is sent again if its reply is lost.
+
+    Those of a transfer (`agentrl_core.api.publishers`) are sent once.
+    """
 
     path: str
     body: Mapping[str, Any] = attrs.field(factory=dict)

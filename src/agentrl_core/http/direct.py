@@ -37,6 +37,7 @@ class DirectConnections:
 
     def __init__(self, host: str, port: int, *, kept_s: float) -> None:
         self._host, self._port, self._kept_s = host, port, kept_s
+        self._host_header = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._idle: deque[_Connection] = deque()
         self._all: set[_Connection] = set()
 
@@ -52,7 +53,7 @@ class DirectConnections:
     ) -> DirectReply:
         """Send a request, and return the reply once its head has come; raises `DirectError`."""
         connection = self._take_idle() or await self._connect(connect_timeout_s)
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}:{self._port}"]
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host_header}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += [f"Content-Length: {len(body)}", "\r\n"]
         return await connection.exchange("\r\n".join(lines).encode("latin-1") + body, silence_s)
@@ -221,6 +222,11 @@ class _Connection(asyncio.Protocol):
 
     # Callbacks of the parser.
 
+    def on_message_begin(self) -> None:
+        if self._reply is None:
+            # Surplus bytes, which the next request on this connection would take for its reply.
+            self._transport.abort()
+
     def on_status(self, _: bytes) -> None:
         self._headers = CIMultiDict()
 
@@ -268,7 +274,8 @@ class _Connection(asyncio.Protocol):
     def _check_silence(self) -> None:
         left_s = self._heard + self._silence_s - self._loop.time()
         if left_s > 0 or self._is_held:
-            self._timer = self._loop.call_later(max(left_s, 0.01), self._check_silence)
+            # While the server is held back, silence is our own.
+            self._timer = self._loop.call_later(self._silence_s if self._is_held else left_s, self._check_silence)
         else:
             self._fail("silent", "")
 

@@ -283,8 +283,8 @@ def register_group_orders(register: Register[Callable[..., GroupOrder]]) -> None
 def register_engines(register: Register[Callable[..., Engine]]) -> None:
     """Register inference engines: token ids in, token ids with logprobs out, chosen by `engine: {use: NAME}`.
 
-    Built with those of `model_dir`, `log_dir`, `seed`, `dtype`, `publish` and `publish_dtype` (`weights.dtype`) that the
-    constructor takes, beside the config's options. Added in 0.1.
+    Built with those of `model_dir`, `log_dir`, `seed`, `dtype`, `publish` and `publish_dtype` (of the section
+    `weights`) that the constructor takes, beside the config's options. Added in 0.1.
 
         from agentrl_core import hookimpl
 

@@ -30,10 +30,13 @@ from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.loss import is_pretrained_model
 from agentrl_core.run.membership import Membership
+from agentrl_core.run.memory import Load, ModelShape, gigabytes, parts
+from agentrl_core.run.resources import Devices, described, fits, fixed_parts, held_bytes
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.start import untrained_start
 from agentrl_core.run.stores import check_store, scratch_store
 from agentrl_core.run.tools import servers_down
+from agentrl_core.run.try_step import try_step as tried_step
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.run.components import RunComponents
+    from agentrl_core.training.learner import Learner
     from agentrl_core.types import Record, Task
 
 _PYTHONS = ((3, 11), (3, 14))
@@ -55,8 +59,8 @@ class Finding:
     """Result of one check."""
 
     check: str
-    """Name of the check: versions, plugins, port, disk, config, model, servers, template, store, agent, tools or
-    call."""
+    """Name of the check: versions, plugins, port, disk, config, agent, tools, device, store, model, servers, template,
+    advice, call, memory or step."""
     ok: bool
     told: str
     """Description of the result."""
@@ -64,11 +68,12 @@ class Finding:
     """Instruction that fixes the problem; empty if there is none."""
 
 
-def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Finding]:
+def examine(config: Path | None = None, overrides: Sequence[str] = (), *, try_step: bool = False) -> Iterator[Finding]:
     """Yield the findings about this installation and, given a config, about its run; one by one as they are made.
 
     The last check runs one episode of the config's agent on its first task, with the policy before any training, in a
-    temporary folder. Checks that depend on a failed one are skipped.
+    temporary folder; with `try_step`, one training step at the largest shape on made-up tokens comes after it. Checks
+    that depend on a failed one are skipped.
     """
     yield _versions()
     yield from _plugins()
@@ -91,7 +96,7 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
         # The port is reported already. Try the rest on a free port, so that one problem does not hide the others.
         gateway = attrs.evolve(loaded.run.gateway, host="127.0.0.1", port=0)
         loaded = attrs.evolve(loaded, run=attrs.evolve(loaded.run, gateway=gateway))
-    yield from _run(loaded, config)
+    yield from _run(loaded, config, try_step=try_step)
 
 
 def _versions() -> Finding:
@@ -160,7 +165,7 @@ def _disk(output_dir: Path) -> Finding:
     )
 
 
-def _run(loaded: LoadedConfig[RunConfig], config: Path) -> Iterator[Finding]:
+def _run(loaded: LoadedConfig[RunConfig], config: Path, *, try_step: bool) -> Iterator[Finding]:
     """Check everything that the config names, and run one episode."""
     checks = Checks(loaded, load_registry(loaded.run.plugins.block), load_datasets=True, binds=False)
     problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))
@@ -188,10 +193,65 @@ def _run(loaded: LoadedConfig[RunConfig], config: Path) -> Iterator[Finding]:
             yield Finding(check="tools", ok=False, told=down, fix="start that server, or correct its entry there")
             return
         yield Finding(check="tools", ok=True, told=f"{len(servers)} server{'s' if len(servers) > 1 else ''} started")
-    yield from _rehearsal(components)
+    try:
+        devices = Devices.of(loaded.run)
+    except AgentRLError as error:
+        yield _wrong("device", error, "correct that option")
+        return
+    yield Finding(check="device", ok=True, told=described(loaded.run, devices))
+    short = list(_too_large(components, devices))
+    yield from short
+    if not short:
+        yield from _rehearsal(components, devices, try_step=try_step)
 
 
-def _rehearsal(components: RunComponents) -> Iterator[Finding]:
+def _too_large(components: RunComponents, devices: Devices) -> Iterator[Finding]:
+    """Yield a finding for each device that cannot even hold the weights of a model in a folder, before it is loaded."""
+    path = components.config.model.path
+    if path is None:
+        return
+    try:
+        shape = ModelShape.read(components.base_dir / Path(path).expanduser())
+    except (OSError, ValueError):
+        return  # loading the model says what is wrong with it
+    refers = "reference" in components.loss.needs
+    for fit in fits(fixed_parts(components.config, shape, devices, refers=refers), held=held_bytes()):
+        if not fit.fits:
+            yield Finding(check="memory", ok=False, told=fit.told, fix=fit.fix)
+
+
+def _memory(components: RunComponents, devices: Devices, learner: Learner, load: Load) -> Iterator[Finding]:
+    shape = ModelShape.of(learner.weights().module)
+    found = list(
+        parts(
+            components.config,
+            shape,
+            load,
+            learner=devices.learner,
+            engine=devices.engine,
+            refers="reference" in components.loss.needs,
+        )
+    )
+    for fit in fits(found, held=held_bytes()):
+        yield Finding(check="memory", ok=fit.fits, told=fit.told, fix=fit.fix)
+
+
+def _step(learner: Learner, load: Load, max_tokens: int) -> Finding:
+    """Train one step at the largest shape; the learner is thrown away afterwards."""
+    vocabulary = ModelShape.of(learner.weights().module).vocabulary
+    try:
+        tried = tried_step(learner, load, vocabulary=vocabulary, max_tokens=max_tokens)
+    except (AgentRLError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError if it gets no memory
+        fix = "lower trainer.max_tokens_per_microbatch, or set trainer.gradient_checkpointing: true"
+        return Finding(check="step", ok=False, told=f"a step of {load.pass_:,} tokens failed: {error}", fix=fix)
+    told = (
+        f"a pass of {tried.tokens:,} tokens with records of {load.record:,} took {tried.seconds:.1f} s with the update;"
+        f" at most {gigabytes(tried.peak_bytes)} were in use on {learner.device}"
+    )
+    return Finding(check="step", ok=True, told=told)
+
+
+def _rehearsal(components: RunComponents, devices: Devices, *, try_step: bool) -> Iterator[Finding]:
     """Build all parts of a run in a temporary folder, and run one episode."""
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder, ExitStack() as closing:
         directory = RunDirectory.create(Path(folder), "doctor")
@@ -234,6 +294,11 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
             yield Finding(check="advice", ok=True, told=text)
         with directory.logging_to("doctor"):
             yield from _call(components, side, store, directory.name)
+            record = _longest_record(store, directory.name, side)
+            load = Load.of(components.config, record=record)
+            yield from _memory(components, devices, start.learner, load)
+            if try_step:
+                yield _step(start.learner, load, side.gateway.max_tokens)
             for notice in notices:
                 yield Finding(
                     check="agent", ok=False, told=notice, fix="change that code, or set rollout.agent.mode: subproc"
@@ -255,6 +320,19 @@ def _call(components: RunComponents, side: InProcessSampling, store: Store, run_
     (record,) = asyncio.run(store.records(run_id))
     usage = asyncio.run(store.usage(run_id)).get(record.id)
     yield _judged(record, task, 0 if usage is None else usage.calls)
+
+
+def _longest_record(store: Store, run_id: str, side: InProcessSampling) -> int:
+    """Return the tokens that a record may have: those of the tried one's prompts and a whole reply for each call.
+
+    Without a tried record, or with prompts as long as the context, it is the context.
+    """
+    records = asyncio.run(store.records(run_id))
+    calls = [call for one in asyncio.run(store.episodes([item.id for item in records])) for call in one.interactions]
+    if not calls:
+        return int(side.engine.context_length)
+    prompts = sum(len(call.prompt_ids) for call in calls)
+    return min(int(side.engine.context_length), prompts + len(calls) * side.gateway.max_tokens)
 
 
 def _judged(record: Record, task: Task, calls: int) -> Finding:

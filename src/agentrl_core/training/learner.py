@@ -311,6 +311,11 @@ class Learner:
             for policy in filter(None, (self._policy, self._frozen)):
                 yield from policy.model.parameters()
 
+    @property
+    def device(self) -> str:
+        """Device that the policy is trained on."""
+        return self._policy.device
+
     def weights(self) -> ModuleWeights:
         """Return the live weights; a step changes them in place."""
         return ModuleWeights(self._policy.model)

@@ -41,11 +41,11 @@ class _Routes:
 
     def begin(self) -> Sequence[Command]:
         """Open a session, in which weights may be loaded."""
-        return (Command(path="/begin_weight_update", once=True),)
+        return (Command(path="/begin_weight_update"),)
 
     def end(self, label: str) -> Sequence[Command]:  # noqa: ARG002 (the last tensors bring it)
         """Close the session."""
-        return (Command(path="/end_weight_update", once=True),)
+        return (Command(path="/end_weight_update"),)
 
 
 class SGLangCollective(_Routes):
@@ -64,7 +64,7 @@ class SGLangCollective(_Routes):
             "group_name": group.name,
             "backend": group.backend,
         }
-        return (Command(path="/init_weights_update_group", body=body, once=True),)
+        return (Command(path="/init_weights_update_group", body=body),)
 
     def receive(
         self, group: TransferGroup, tensors: Sequence[TensorInfo], label: str, *, is_last: bool
@@ -81,11 +81,11 @@ class SGLangCollective(_Routes):
             body["load_format"] = _BUCKET
         if is_last:
             body["weight_version"] = label
-        return (Command(path="/update_weights_from_distributed", body=body, once=True),)
+        return (Command(path="/update_weights_from_distributed", body=body),)
 
     def leave(self, group: TransferGroup) -> Sequence[Command]:
         """Free the group."""
-        return (Command(path="/destroy_weights_update_group", body={"group_name": group.name}, once=True),)
+        return (Command(path="/destroy_weights_update_group", body={"group_name": group.name}),)
 
 
 class SGLangHandles(_Routes):
@@ -101,7 +101,7 @@ class SGLangHandles(_Routes):
             "flush_cache": True,
             "weight_version": label,
         }
-        return (Command(path="/update_weights_from_tensor", body=body, once=True),)
+        return (Command(path="/update_weights_from_tensor", body=body),)
 
 
 class _Opened:

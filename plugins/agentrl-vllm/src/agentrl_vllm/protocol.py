@@ -197,7 +197,8 @@ class VLLM:
     def pause(self) -> Sequence[Command]:
         """Abort what runs, and drop the prefix cache.
 
-        `mode=keep` would let requests go on with keys and values of the old weights, and so with logprobs of neither.
+        `mode=keep` would be exact in 0.32 if it clears the cache, which vLLM documents otherwise: it then computes keys
+        and values of kept requests anew, as much as an abort does (tests/servers/test_vllm_control.py).
         """
         return (Command(path="/pause?mode=abort"),)
 

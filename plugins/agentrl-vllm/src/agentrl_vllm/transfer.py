@@ -37,12 +37,12 @@ class _Routes:
 
     def begin(self) -> Sequence[Command]:
         """Prepare all workers to load weights layer by layer."""
-        return (Command(path="/start_weight_update", once=True),)
+        return (Command(path="/start_weight_update"),)
 
     def end(self, label: str) -> Sequence[Command]:
         """Finish loading, name the weights and drop the prefix cache, which holds keys and values of the old ones."""
         return (
-            Command(path="/finish_weight_update", body={"weight_version": label}, once=True),
+            Command(path="/finish_weight_update", body={"weight_version": label}),
             Command(path="/reset_prefix_cache"),
         )
 
@@ -65,7 +65,7 @@ class VLLMCollective(_Routes):
             info["nccl_unique_id_b64"] = base64.b64encode(group.unique_id).decode("ascii")
         else:
             info |= {"master_address": group.address, "master_port": group.port}
-        return (Command(path="/init_weight_transfer_engine", body={"init_info": info}, once=True),)
+        return (Command(path="/init_weight_transfer_engine", body={"init_info": info}),)
 
     def receive(
         self,
@@ -76,11 +76,11 @@ class VLLMCollective(_Routes):
         is_last: bool,  # noqa: ARG002
     ) -> Sequence[Command]:
         """Have all workers receive all tensors, in buckets that they count by themselves."""
-        return (Command(path="/update_weights", body={"update_info": _described(tensors)}, once=True),)
+        return (Command(path="/update_weights", body={"update_info": _described(tensors)}),)
 
     def leave(self, group: TransferGroup) -> Sequence[Command]:  # noqa: ARG002 (the protocol's)
         """Free the group."""
-        return (Command(path="/shutdown_weight_transfer_engine", once=True),)
+        return (Command(path="/shutdown_weight_transfer_engine"),)
 
 
 class VLLMHandles(_Routes):
@@ -103,7 +103,7 @@ class VLLMHandles(_Routes):
             return _described([one.info for one in exports]) | {"ipc_handles_pickled": pickled}
 
         info: Any = told(shared[0]) if len(shared) == 1 else [told(exports) for exports in shared]
-        return (Command(path="/update_weights", body={"update_info": info}, once=True),)
+        return (Command(path="/update_weights", body={"update_info": info}),)
 
 
 def _described(tensors: Sequence[TensorInfo]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class ServerControl:
         return self._client.url
 
     async def send(self, commands: Sequence[Command]) -> None:
-        """Send commands of a publication, each with as long a silence as loading weights may take."""
+        """Send commands of a delivery, each with as long a silence as loading weights may take."""
         await self._run(commands, silence_s=self._load_timeout_s)
 
     async def abort(self, call_id: str) -> None:

@@ -6,32 +6,30 @@ request, `RemoteServer` makes the calls to one server, `ServerProtocol` is the w
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl_core.api.publishers import Prepared, PublisherPlan
 from agentrl_core.api.weights import Publication
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
-from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, LostReplyError
 from agentrl_core.engines.remote.fleet import Fleet
 from agentrl_core.engines.remote.launching import Launch, LaunchedServers
+from agentrl_core.engines.remote.meeting import Meeting
 from agentrl_core.engines.remote.pool import ServerPool
 from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
+from agentrl_core.engines.remote.running_calls import RunningCalls
 from agentrl_core.engines.remote.server import Condition, RemoteServer
 from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
-from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 from agentrl_core.weights.publishers import build_publisher
 
 if TYPE_CHECKING:
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.config.schema import Component
+    from agentrl_core.types import Chunk, GenerateRequest
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +135,7 @@ class RemoteEngine:
             ),
         )
         self._prepared: tuple[int, WeightSource, Prepared] | None = None
+        self._straggler_s = straggler_s
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
@@ -169,11 +169,10 @@ class RemoteEngine:
             addresses_of(url, servers_file, connect),
             connect,
             straggler_s=straggler_s,
-            on_change=self._wake_waiting,
+            on_change=lambda: self._calls.wake_waiting(),  # noqa: PLW0108 (made below, with the fleet's own method)
             prove=self._proof.prove,
         )
-        # The state's lock also guards this dictionary, which several event loops change.
-        self._calls: dict[str, RemoteCall] = {}
+        self._calls = RunningCalls(self._state, self._pool, self._fleet.doubt)
 
     @property
     def version(self) -> int:
@@ -229,12 +228,7 @@ class RemoteEngine:
             decode=self._read_decode() if request.sampling.stop and self._model_dir else None,
             seed=self._seed,
         )
-        with self._state.lock:
-            self._state.check_alive()
-            if request.request_id in self._calls:
-                raise EngineError(f"request {request.request_id} is already running; ids are unique among running ones")
-            self._calls[request.request_id] = call
-        call.task = asyncio.create_task(self._run(call))
+        self._calls.start(call)
         ended = False
         try:
             while not ended:
@@ -243,17 +237,12 @@ class RemoteEngine:
                     yield chunk
         finally:
             if not ended:
-                self._forget(call)
+                self._calls.forget(call)
                 call.task.cancel()
 
     async def abort(self, request_id: str) -> None:
         """End a request with finish reason `abort`; unknown ids are ignored."""
-        with self._state.lock:
-            call = self._calls.get(request_id)
-            if call is None:
-                return
-            call.aborted = True
-        call.wake()
+        self._calls.abort(request_id)
 
     async def pause(self) -> None:
         """Wait until no server samples for this engine; nothing starts until `resume`."""
@@ -282,8 +271,7 @@ class RemoteEngine:
     async def load_weights(self, version: int, source: WeightSource) -> Publication:
         """Bring new weights to the servers, and prove that they arrived.
 
-        Servers that read a directory pause and continue one by one; others are paused together. Requests keep their
-        tokens, and go on with the new weights.
+        Each server pauses and continues by itself; its requests keep their tokens, and go on with the new weights.
         """
         with self._state.lock:
             self._state.check_alive()
@@ -291,17 +279,9 @@ class RemoteEngine:
         begun = time.monotonic()
         if self._prepared is None or self._prepared[:2] != (version, source):
             await self.prepare_weights(version, source)
-        prepared = self._take_prepared()
-        directory = prepared.directory
-        if directory is not None:
-            stall = await self._fleet.publish(version, lambda server: server.control.load(directory, label_of(version)))
-        else:
-            stall = await self._fleet.deliver(
-                version,
-                lambda servers: self._publisher.deliver(
-                    version, label_of(version), [server.control for server in servers]
-                ),
-            )
+        assert self._prepared is not None  # noqa: S101 (just prepared)
+        prepared, self._prepared = self._prepared[2], None
+        stall = await self._fleet.publish(version, self._loader(version, prepared))
         self.proof = self._proof.result()
         return Publication(
             version=version,
@@ -313,11 +293,13 @@ class RemoteEngine:
             canary_change=None if self.proof is None else self.proof.change,
         )
 
-    def _take_prepared(self) -> Prepared:
-        """Return what `prepare_weights` has prepared last; a failed delivery prepares it anew."""
-        assert self._prepared is not None  # noqa: S101 (the caller has just prepared)
-        prepared, self._prepared = self._prepared[2], None
-        return prepared
+    def _loader(self, version: int, prepared: Prepared) -> Callable[[RemoteServer], Coroutine[Any, Any, None]]:
+        """Return the function by which one paused server gets prepared weights."""
+        directory = prepared.directory
+        if directory is not None:
+            return lambda server: server.control.load(directory, label_of(version))
+        expected = [server for server in self._pool.servers if server.condition is not Condition.OUT]
+        return Meeting(self._publisher, version, expected, wait_s=self._straggler_s).load
 
     async def prove(self, source: WeightSource) -> None:
         """Prove that the servers have these weights already, as those of the current version; raises `EngineError`.
@@ -333,9 +315,7 @@ class RemoteEngine:
         """Fail running requests and close the connections; idempotent."""
         with self._state.lock:
             self._state.ended = "the engine was closed"
-            calls = list(self._calls.values())
-        for call in calls:
-            call.wake()
+        self._calls.wake_all()
         self._fleet.close()
         if self._launched is not None:
             self._launched.close()
@@ -347,117 +327,12 @@ class RemoteEngine:
             self._server_loss = message
             # One that has not started, or was closed, keeps its own reason.
             self._state.ended = self._state.ended or message
-            calls = list(self._calls.values())
-        for call in calls:
-            call.wake()
-
-    # The life of one request, in its consumer's event loop.
-
-    async def _run(self, call: RemoteCall) -> None:
-        """Call the server until the output is complete; the consumer reads from the mailbox."""
-        try:
-            while call.reason is None:
-                server = await self._enter(call)
-                if server is not None:
-                    failure: LostReplyError | None = None
-                    with call:
-                        failure = await self._try(call, server)
-                    self._leave(call, server)
-                    if failure is not None:
-                        await self._retry(call, server, failure)
-            self._forget(call)
-            # The call may have tokens of a version that the slowest server has yet to load.
-            call.mailbox.put(call.take_chunks(max([self.version, *call.versions[-1:]])))
-        except EngineError as error:
-            call.mailbox.put(error)
-        except Exception as error:  # must reach the consumer, which would wait forever otherwise
-            log.exception("request %s failed", call.request.request_id)
-            unforeseen = EngineError(f"request {call.request.request_id}: {type(error).__name__}: {error}")
-            unforeseen.__cause__ = error
-            call.mailbox.put(unforeseen)
-        finally:
-            self._forget(call)
-
-    async def _enter(self, call: RemoteCall) -> RemoteServer | None:
-        """Wait for a server that samples; return None if the request was aborted."""
-        while True:
-            with self._state.lock:
-                self._state.check_alive()
-                if call.aborted:
-                    call.reason = FinishReason.ABORT
-                    return None
-                if not self._state.paused:
-                    server = self._pool.place(call)
-                    if server is not None and server.condition is Condition.READY:
-                        server.running.add(call)
-                        return server
-            await call.wait()
-
-    async def _try(self, call: RemoteCall, server: RemoteServer) -> LostReplyError | None:
-        """Call the server once; return the failure if the call may be repeated."""
-        try:
-            await server.sample(call, server.version)
-        except LostReplyError as failure:
-            if failure.doubtful:
-                with self._state.lock:
-                    self._fleet.doubt(server)
-            call.end_where_due()  # perhaps only the finish reason after the last token was lost
-            return None if call.reason is not None else failure
-        server.absence.end()
-        call.failures, call.outlived_absence = 0, False
-        return None
-
-    async def _retry(self, call: RemoteCall, server: RemoteServer, failure: LostReplyError) -> None:
-        """Wait before a call is repeated; raise if repeating is pointless for this call, or for all calls."""
-        if failure.answered:
-            server.absence.end()
-        else:
-            if failure.outdated and math.isinf(server.absence.since):
-                log.warning("%s", failure)
-            server.absence.begin(str(failure), others_are_up=self._pool.has_other_up(server))
-        wait_s = BACKOFF.wait_s(call.failures, failure.retry_after_s)
-        call.failures += 1
-        call.outlived_absence = call.outlived_absence or failure.unreached or failure.outdated
-        if call.failures > RETRIES or failure.waited or wait_s > BACKOFF.longest_s:
-            # Many failures in a row: find out whether they are about this call, or the server is away for all of them.
-            is_up = failure.answered or (not failure.outdated and await server.control.is_up())
-            if is_up:
-                server.absence.end()
-                if not call.outlived_absence:
-                    raise failure
-                call.failures, call.outlived_absence = 0, False
-            else:
-                call.outlived_absence = True
-        # A server that is in doubt gets no calls before it has been asked, and another one may be free at once.
-        if not failure.doubtful:
-            await call.wait(min(wait_s, BACKOFF.longest_s))
-
-    def _leave(self, call: RemoteCall, server: RemoteServer) -> None:
-        """Record that the server no longer samples for this request."""
-        with self._state.lock:
-            server.running.discard(call)
-            server.note_quiet()
-
-    def _forget(self, call: RemoteCall) -> None:
-        with self._state.lock:
-            if self._calls.get(call.request.request_id) is call:
-                del self._calls[call.request.request_id]
-            if call.server is not None:
-                call.server.running.discard(call)
-                call.server.note_quiet()
-                self._pool.release(call)
+        self._calls.wake_all()
 
     def _release(self) -> None:
         with self._state.lock:
             self._state.paused = False
-        self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        """Have calls that wait for a server look again."""
-        with self._state.lock:
-            waiting = [call for call in self._calls.values() if call.server is None or call not in call.server.running]
-        for call in waiting:
-            call.wake()
+        self._calls.wake_waiting()
 
     def _read_decode(self) -> Decode:
         if self._decode is None:

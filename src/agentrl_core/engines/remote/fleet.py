@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from agentrl_core.engines.remote.failures import AwayError
+from agentrl_core.engines.remote.fleet_thread import FleetThread
 from agentrl_core.engines.remote.member import Member, Prove, Target
 from agentrl_core.engines.remote.server import Condition
 from agentrl_core.engines.remote.state import label_of
 from agentrl_core.errors import EngineError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from agentrl_core.api.remote import Served
     from agentrl_core.engines.remote.addresses import Addresses
     from agentrl_core.engines.remote.pool import ServerPool
@@ -74,7 +72,7 @@ class Fleet:
         self._members: dict[RemoteServer, Member] = {}
         self._tasks: dict[Member | None, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        self._thread: _LoopThread | None = None
+        self._thread: FleetThread | None = None
         self._event = asyncio.Event()
 
     @property
@@ -94,7 +92,7 @@ class Fleet:
         self._model, self._model_dir = model, model_dir
         if model_dir is not None:
             self.target = Target(0, lambda server: server.control.load(model_dir, label_of(0)))
-        self._thread = _LoopThread()
+        self._thread = FleetThread()
         self._thread.submit(self._begin()).result()
 
     async def publish(self, version: int, load: Callable[[RemoteServer], Coroutine[Any, Any, None]]) -> Stall:
@@ -105,14 +103,6 @@ class Fleet:
         until they have them. Raises `EngineError` if a server refuses.
         """
         return await self._run(self._publish(Target(version, load)))
-
-    async def deliver(self, version: int, send: Callable[[Sequence[RemoteServer]], Awaitable[None]]) -> Stall:
-        """Pause all servers, send them new weights together, and let them sample again.
-
-        `send` is called once, on the fleet's event loop. Servers that join or return later get their weights with the
-        next version. Raises `EngineError` if the weights did not arrive; the servers then go on with their old ones.
-        """
-        return await self._run(self._deliver(version, send))
 
     async def prove(self) -> None:
         """Prove that all servers that are in service have the target's weights; raises `EngineError`."""
@@ -275,32 +265,6 @@ class Fleet:
         now = time.monotonic()
         return Stall(stall_s=(first or now) - begun, seconds=now - begun)
 
-    async def _deliver(self, version: int, send: Callable[[Sequence[RemoteServer]], Awaitable[None]]) -> Stall:
-        begun = time.monotonic()
-        chosen = [member for member in self._members.values() if member.takes_delivery]
-        results = await asyncio.gather(*[member.hush() for member in chosen], return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, AwayError):
-                await self._resume_all()
-                raise result
-        paused = [member for member, result in zip(chosen, results, strict=True) if result is None]
-        if not paused:
-            raise EngineError(f"{self._addresses.name}: no server answers that version {version} could be sent to")
-        try:
-            await send([member.server for member in paused])
-        except BaseException:
-            await self._resume_all()
-            raise
-        self.target = Target(version, _with_next_version)
-        with self._state.lock:
-            self._state.version = max(self._state.version, version)
-        await asyncio.gather(*[member.receive(self.target) for member in paused])
-        for member in set(self._members.values()) - set(paused):
-            member.attend()
-        self._state.check_alive()
-        now = time.monotonic()
-        return Stall(stall_s=now - begun, seconds=now - begun)
-
     async def _next_event(self, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
@@ -362,44 +326,3 @@ class Fleet:
             coroutine.close()
             raise EngineError("the engine has not been started")
         return await asyncio.wrap_future(self._thread.submit(coroutine))
-
-
-async def _with_next_version(server: RemoteServer) -> None:
-    """Raise: what was sent to all servers together cannot be sent again to one of them."""
-    raise AwayError(f"{server.url}: the server gets its weights with the next version, sent to all servers at once")
-
-
-class _LoopThread:
-    """Event loop on a daemon thread."""
-
-    def __init__(self) -> None:
-        started: Future[asyncio.AbstractEventLoop] = _future()
-        self._end = asyncio.Event()
-
-        async def turn() -> None:
-            started.set_result(asyncio.get_running_loop())
-            await self._end.wait()
-
-        self._thread = threading.Thread(target=lambda: asyncio.run(turn()), name="fleet", daemon=True)
-        self._thread.start()
-        self._loop = started.result()
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a function on the loop soon; does nothing once the loop has ended."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-    def close(self) -> None:
-        """Cancel what runs on the loop, and wait for the thread; idempotent."""
-        self.call(self._end.set)
-        self._thread.join()
-
-
-def _future() -> Future[Any]:
-    from concurrent.futures import Future as Made
-
-    return Made()

@@ -98,8 +98,6 @@ class Member:
         self._model_dir = model_dir
         self._attention = asyncio.Event()
         self._complaint = ""
-        self._waits = False
-        """Whether the server answers, and only lacks weights that it can get with the next version alone."""
         self._has_returned = False
         """Whether the server was away, or was restarted, since it last got calls."""
 
@@ -113,24 +111,6 @@ class Member:
             await self._attention.wait()
             self._attention.clear()
             await self._bring()
-
-    @property
-    def takes_delivery(self) -> bool:
-        """Whether weights that are sent to all servers together can be sent to this one, too."""
-        return self.server.condition is not Condition.OUT or self._waits
-
-    async def receive(self, target: Target) -> None:
-        """Let the server, which has just been sent the target's weights, sample again once they are proven."""
-        self.server.version, self.server.label = target.version, label_of(target.version)
-        self._waits = False
-        try:
-            await self._admit(target, is_loaded=True)
-        except EngineError as error:
-            if isinstance(error, UnprovenError) and error.is_final:
-                self._fleet.fail(str(error))
-            else:
-                self._bears(error)
-                self.attend()
 
     async def _bring(self) -> None:
         """Try until the server has the target's weights, or refuses them during a publication."""
@@ -180,9 +160,7 @@ class Member:
         assert target.load is not None  # noqa: S101 (without it, no server has older weights)
         if not is_paused:
             await self.hush()
-        self._waits = True
         await target.load(self.server)
-        self._waits = False
         self.server.version, self.server.label = target.version, label_of(target.version)
 
     async def hush(self) -> None:

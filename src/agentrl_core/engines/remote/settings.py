@@ -34,7 +34,7 @@ def addresses_of(
     """Return the list of servers that the options name; raises ValueError unless exactly one of them does."""
     urls = (url,) if isinstance(url, str) else tuple(url or ())
     if (servers_file is None) == (not urls):
-        raise ValueError("expected one of the options 'url' and 'servers_file', which name the servers")
+        raise ValueError("expected one of the options 'url', 'servers_file' and 'launch', which say where servers are")
     if len(set(urls)) < len(urls):
         raise ValueError(f"'url' names a server twice: {', '.join(urls)}")
     if servers_file is not None:
