@@ -89,7 +89,9 @@ class WeightProof:
         finding = judge.judge(seen.logprobs, canary, old=old)
         if finding.verdict in {Verdict.STALE, Verdict.WRONG}:
             raise UnprovenError(_fault(server, canary, finding, old))
-        if (strayed := judge.strays(seen.token, seen.token_logprob, canary, old=old)) is not None:
+        # Servers that return sampling masks renormalise over the one token that is left, so it tells nothing there.
+        tells = server.served is None or not server.served.returns_kept
+        if tells and (strayed := judge.strays(seen.token, seen.token_logprob, canary, old=old)) is not None:
             raise UnprovenError(
                 f"{server.url}: has loaded version {version}, but samples with keys and values of older weights (the "
                 f"logprob of a sampled token is {strayed:.2g} nats away, those of the prompt {finding.gap:.2g}): its "
@@ -166,9 +168,10 @@ def _request(server: RemoteServer, prompt_ids: Sequence[int]) -> ServerRequest:
         request_id="canary",
         prompt_ids=prompt_ids,
         max_tokens=1,
-        temperature=0.0,
+        # A server that returns sampling masks refuses temperature 0 and all tokens.
+        temperature=1.0 if served.returns_kept else 0.0,
         top_p=1.0,
-        top_k=0,
+        top_k=1 if served.returns_kept else 0,
         stop=(),
         stop_token_ids=(),
         seed=1,
