@@ -27,7 +27,7 @@ from agentrl_core.engines.remote.running_calls import RunningCalls
 from agentrl_core.engines.remote.server import Condition, RemoteServer
 from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
-from agentrl_core.engines.stopping import Decode, load_decode
+from agentrl_core.engines.stopping import Decode, decoding, load_decode, read_tokenizer
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
 from agentrl_core.weights.publishers import build_publisher
@@ -203,6 +203,9 @@ class RemoteEngine:
         self._headers = authorization(self._api_key_env)
         if self._model_dir is not None:
             self._state.vocab_size = vocab_size_of(self._model_dir)
+            # Now, because the directory may be that of a published version, which does not stay.
+            tokenizer = read_tokenizer(self._model_dir)
+            self._decode = None if tokenizer is None else decoding(tokenizer)
         self._fleet.start(self._model, self._model_dir)
         self._context_length = self._context_length or self._pool.context_length
         if self._context_length is None:
@@ -225,7 +228,7 @@ class RemoteEngine:
             request=request,
             mailbox=Mailbox(),
             limit=limit,
-            decode=self._read_decode() if request.sampling.stop and self._model_dir else None,
+            decode=self._decode_for(request),
             seed=self._seed,
         )
         self._calls.start(call)
@@ -334,8 +337,7 @@ class RemoteEngine:
             self._state.paused = False
         self._calls.wake_waiting()
 
-    def _read_decode(self) -> Decode:
-        if self._decode is None:
-            assert self._model_dir is not None  # noqa: S101 (the caller's condition)
-            self._decode = load_decode(self._model_dir)
-        return self._decode
+    def _decode_for(self, request: GenerateRequest) -> Decode | None:
+        if not request.sampling.stop or self._model_dir is None:
+            return None
+        return self._decode or load_decode(self._model_dir)  # which tells what is missing

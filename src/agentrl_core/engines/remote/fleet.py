@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -153,7 +153,7 @@ class Fleet:
         self.changed()
 
     async def _begin(self) -> None:
-        members = [self._add(url) for url in await self._addresses.read()]
+        members = [self._add(self._connected(url)) for url in await self._addresses.read()]
         # One after the other: the first server that is wrong is named, and no other has been touched.
         found: dict[Member, Served] = {}
         for member in members:
@@ -175,29 +175,39 @@ class Fleet:
 
     async def _watch(self) -> None:
         """Follow the list of servers."""
+        complaint = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                urls = await self._addresses.read()
+                self._follow(await self._addresses.read())
             except EngineError as error:
                 # The servers themselves are still there.
-                log.warning("%s; the servers stay as they are", error)
-                continue
-            here: Mapping[str, RemoteServer] = {server.url: server for server in self._members}
-            for url in urls:
-                if url not in here:
-                    log.info("%s: a server joins", url)
-                    self._look_after(self._add(url))
-            for url, server in here.items():
-                if url not in urls:
-                    log.info("%s: the server is no longer listed, and gets no new calls", url)
-                    self._remove(server)
+                if str(error) != complaint:
+                    log.warning("%s; the servers stay as they are", error)
+                complaint = str(error)
+            else:
+                complaint = ""
 
-    def _add(self, url: str) -> Member:
+    def _follow(self, urls: Sequence[str]) -> None:
+        """Take in the servers that are new in the list, and take out those that have left it."""
+        here: Mapping[str, RemoteServer] = {server.url: server for server in self._members}
+        # All of them first: a wrong address leaves the list without effect.
+        new = {url: self._connected(url) for url in urls if url not in here}
+        for url, server in new.items():
+            log.info("%s: a server joins", url)
+            self._look_after(self._add(server))
+        for url, server in here.items():
+            if url not in urls:
+                log.info("%s: the server is no longer listed, and gets no new calls", url)
+                self._remove(server)
+
+    def _connected(self, url: str) -> RemoteServer:
         try:
-            server = self._connect(url)
+            return self._connect(url)
         except ValueError as error:
             raise EngineError(f"{self._addresses.name}: {error}") from error
+
+    def _add(self, server: RemoteServer) -> Member:
         member = self._members[server] = Member(server, self, self._state, self._model_dir, prove=self._prove)
         with self._state.lock:
             self._pool.add(server)
