@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agentrl_core.api.weights import Publication, WeightSource
-    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig
     from agentrl_core.run.group_ranking import GroupRanking
     from agentrl_core.run.versions import TokenAges
     from agentrl_core.training.learner import Learner

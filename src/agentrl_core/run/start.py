@@ -29,7 +29,8 @@ from agentrl_core.run.shared_start import (
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
-    from agentrl_core.config.schema import RunConfig, WarmStartConfig
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.config.training_sections import WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
