@@ -104,7 +104,9 @@ class TrainerConfig:
     offload: Literal["none", "optimizer", "all"] = "none"
     """Part of the learner that is in pinned main memory while the run samples, to leave a GPU that both use to the
     engine: `optimizer` moves the optimizer's state and bf16's master weights, `all` also the weights of policy and
-    reference policy. Each step moves it there and back. Without effect on a CPU."""
+    reference policy. Each step moves it there and back; on a CPU there is nothing to move. With either, an embedded
+    engine on the learner's device frees its keys and values while a step is trained, unless it samples meanwhile
+    (max_head_offpolicyness above 0)."""
     threads: int = field(default=1, validator=positive)
     """Number of the learner's torch threads, at most the cores of this machine; the engine's threads are subtracted if
     both are busy at once (max_head_offpolicyness above 0). On a machine that others use too, 1 is as fast."""

@@ -100,6 +100,17 @@ class SamplingSide(Protocol):
         """
         ...
 
+    def lend_memory(self, device: str) -> bool:
+        """Free the engine's keys and values for a training step on `device`; return whether any were freed.
+
+        Nothing is sampled until `take_memory_back`, which must follow if this returns True.
+        """
+        ...
+
+    def take_memory_back(self) -> None:
+        """End what `lend_memory` began."""
+        ...
+
     def open_capacity(self, version: int, steps_done: int) -> None:
         """Admit the groups that the staleness bound allows after `steps_done` optimizer steps."""
         ...
