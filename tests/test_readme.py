@@ -13,7 +13,7 @@ import yaml
 from tests.gateway import conftest as parts
 
 from agentrl_core import config
-from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.rewards import early_request

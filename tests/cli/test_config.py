@@ -11,8 +11,8 @@ import yaml
 
 from agentrl_core.cli import main
 from agentrl_core.config import dump, load, parse
+from agentrl_core.config.component import Component
 from agentrl_core.config.invocation import pip_install
-from agentrl_core.config.schema import Component
 from agentrl_testing.policy import write_tokenizer
 
 TASKS = [{"id": "a", "query": "2+2?", "answer": "4", "scorer": "exact_match"}]

@@ -16,7 +16,7 @@ import pytest
 
 from agentrl_core.api.remote import ServerCommand, ServerLaunch
 from agentrl_core.concurrency.secrecy import withhold
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.engines.remote import launching
 from agentrl_core.engines.remote.launching import Launch, LaunchedServers
 from agentrl_core.errors import ConfigError, EngineError

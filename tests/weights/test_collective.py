@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl_core.api.publishers import PublisherPlan, SharedTensor
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.engines.remote.proving import WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.errors import ConfigError, EngineError

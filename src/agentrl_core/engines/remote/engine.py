@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.publishers import WeightPublisher
     from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.config.schema import Component
+    from agentrl_core.config.component import Component
     from agentrl_core.types import Chunk, GenerateRequest
 
 log = logging.getLogger(__name__)
