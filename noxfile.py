@@ -227,12 +227,19 @@ def cookbook(session: nox.Session) -> None:
 
 @nox.session
 def servers(session: nox.Session) -> None:
-    """Test against real model servers: vLLM on the CPU, in an environment of its own (3.5 GB, four minutes, once).
+    """Test against model servers: real vLLM on the CPU, and a fake of SGLang behind the real sglang-router.
 
-    The environment variable `AGENTRL_VLLM` names the program of another one. `-- -k parity` selects tests.
+    vLLM gets an environment of its own (3.5 GB, four minutes, once); `AGENTRL_VLLM` names the program of another one.
+    The fake checks requests with the classes in SGLang's wheel (39 MB, downloaded once); `AGENTRL_SGLANG_SOURCES` names
+    a folder with an unpacked one. `-- -k sglang` selects tests.
     """
     _install_all(session)
+    session.install(*CONSTRAINTS, "sglang-router==0.3.2", "msgspec>=0.20", "pyzmq>=26")
     environ = dict(COMPILED)
+    if "AGENTRL_SGLANG_SOURCES" not in os.environ:
+        folder = ROOT / ".nox" / "sglang"
+        session.run("python", "tests/servers/sglang_wheel.py", str(folder))
+        environ["AGENTRL_SGLANG_SOURCES"] = str(folder / "sources")
     if "AGENTRL_VLLM" not in os.environ:
         folder = ROOT / ".nox" / "vllm"
         session.run("python", "tests/servers/vllm_environment.py", str(folder))

@@ -1,8 +1,10 @@
-"""Fixtures of the tests against real model servers, which run only in `nox -s servers`.
+"""Fixtures of the tests against model servers, which run only in `nox -s servers`.
 
-`AGENTRL_VLLM` names the program `vllm` of an environment of its own. Without it, nothing here is collected.
+`AGENTRL_VLLM` names the program `vllm` of an environment of its own, `AGENTRL_SGLANG_SOURCES` the folder with the
+unpacked wheel of SGLang. Without them, their tests are not collected.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from agentrl_testing.policy import toy_policy
 from agentrl_vllm.program import VLLMProgram
 
 VLLM = os.environ.get("AGENTRL_VLLM")
-collect_ignore_glob = [] if VLLM else ["test_*.py"]
+SGLANG_SOURCES = os.environ.get("AGENTRL_SGLANG_SOURCES")
+collect_ignore_glob = ([] if VLLM else ["test_vllm_*.py"]) + ([] if SGLANG_SOURCES else ["test_sglang_*.py"])
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TOY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
@@ -82,3 +85,39 @@ def new_weights(toys):
 def decode(toys):
     tokenizer = Tokenizer.from_file(str(toys[0] / "tokenizer.json"))
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+@pytest.fixture(scope="session")
+def serve_fake(tmp_path_factory):
+    """Start a fake SGLang server of a model directory (see `sglang_fake`); all end with the session."""
+    from tests.servers.sglang_processes import Fake
+
+    with contextlib.ExitStack() as stack:
+
+        def serve(model_dir, *options, port=0):
+            fake = Fake(model_dir, tmp_path_factory.mktemp("sglang") / "log", *options, port=port)
+            stack.callback(fake.close)
+            return fake
+
+        yield serve
+
+
+@pytest.fixture(scope="session")
+def serve_router(tmp_path_factory):
+    """Start the real sglang-router in front of some addresses."""
+    from tests.servers.sglang_processes import Router
+
+    with contextlib.ExitStack() as stack:
+
+        def serve(urls, *, port=0):
+            router = Router(urls, tmp_path_factory.mktemp("router") / "log", port=port)
+            stack.callback(router.close)
+            return router
+
+        yield serve
+
+
+@pytest.fixture(scope="session")
+def fake(serve_fake, toys):
+    """A fake SGLang server of the first tiny policy; the engine loads the first weights again where it has others."""
+    return serve_fake(toys[0])

@@ -64,7 +64,7 @@ class SGLang:
         """Refuse stop tokens together with `ignore_eos`, and sampling masks of any size."""
         if request.return_kept and request.sampling.truncates and not request.sampling.top_k:
             return (
-                "top_p without top_k: SGLang aborts outputs with sampling masks above --sampling-mask-max-tokens (if "
+                "top_p without top_k: SGLang refuses sampling masks of more tokens than --sampling-mask-max-tokens (if "
                 "not given 4,096); set sampling.top_k, for example to 50"
             )
         if request.sampling.ignore_eos and request.sampling.stop_token_ids:
@@ -87,7 +87,8 @@ class SGLang:
             "stop": list(request.stop),
             "stop_token_ids": list(request.stop_token_ids),
             "min_new_tokens": request.min_tokens,
-            "ignore_eos": request.ignore_eos,
+            # Otherwise the model's own end tokens end the output, even of a request without stop tokens.
+            "ignore_eos": request.ignore_eos or not request.stop_token_ids,
             # The sampled ids must come back unchanged, with the stop string and special tokens.
             "no_stop_trim": True,
             "skip_special_tokens": False,
