@@ -83,7 +83,7 @@ def kind(request):
 
 @pytest.fixture
 def start(both, policies, monkeypatch):
-    for name in ("engine", "proving", "member"):
+    for name in ("running_calls", "proving", "member"):
         monkeypatch.setattr(f"agentrl_core.engines.remote.{name}.BACKOFF", Backoff(first_s=0.001, longest_s=0.01))
     engines = []
 

@@ -51,7 +51,7 @@ class ModelShape:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        config: Any = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         library: Any = AutoModelForCausalLM
         with torch.device("meta"):
             module = library.from_config(config)

@@ -101,6 +101,7 @@ class RemoteEngine:
         publish: Component | None = None,
         publish_dtype: str | None = None,
     ) -> None:
+        self.check_options(url=url, servers_file=servers_file, launch=launch)
         if max_canary_gap is not None and not max_canary_gap > 0:
             raise ValueError(f"'max_canary_gap': expected a number above 0, found {max_canary_gap}")
         self.notice = ""
@@ -111,8 +112,6 @@ class RemoteEngine:
         self._server_loss: str | None = None
         """Set once a launched server is gone for good."""
         if launch is not None:
-            if url or servers_file:
-                raise ValueError("'launch' starts servers, 'url' and 'servers_file' name running ones: choose one")
             self._launched = LaunchedServers(
                 self.program,
                 launch,
@@ -173,6 +172,23 @@ class RemoteEngine:
             prove=self._proof.prove,
         )
         self._calls = RunningCalls(self._state, self._pool, self._fleet.doubt)
+
+    @classmethod
+    def check_options(
+        cls,
+        *,
+        url: str | tuple[str, ...] | None = None,
+        servers_file: Path | None = None,
+        launch: Launch | None = None,
+        **_: object,
+    ) -> None:
+        """Raise `ValueError` unless exactly one option says where servers are."""
+        named = [option for option in (url or None, servers_file, launch) if option is not None]
+        if len(named) != 1:
+            raise ValueError(
+                f"expected one of the options 'url', 'servers_file' (running servers) and 'launch' (servers that the "
+                f"run starts), found {len(named) or 'none'}"
+            )
 
     @property
     def version(self) -> int:
