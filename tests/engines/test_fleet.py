@@ -279,7 +279,9 @@ def test_a_slow_server_whose_version_is_gone_when_it_loads_gets_the_next_one(kin
         await engine.load_weights(1, gone := version(1))
         shutil.rmtree(gone.path)
         fleet[2].loads.set()
-        await sees(lambda: [name for name, _ in fleet[2].controls].count("load") > 1)  # it has failed, and is tried again
+        await sees(
+            lambda: [name for name, _ in fleet[2].controls].count("load") > 1
+        )  # it has failed, and is tried again
         assert fleet[2].url not in in_service(engine)
         result = await play(engine, "abcdef")
         await engine.load_weights(2, version(2))
