@@ -374,6 +374,14 @@ def test_the_engine_ends_while_a_server_loads(start, fleet, version):
     assert "fleet" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_closed_engine_says_so(start, fleet):
+    engine = start(SGLangEngine, url=fleet[0].url)
+    engine.close()
+    for told in (engine.pause, engine.resume):
+        with pytest.raises(EngineError, match="closed"):
+            run(told())
+
+
 class TestRouter:
     """A router stands for its workers, which are called directly."""
 

@@ -163,6 +163,17 @@ def test_a_router_that_loads_one_server_and_samples_from_another_is_found(start,
     assert behind.num_scored == 0
 
 
+def test_a_server_that_does_not_answer_at_the_start_is_proven_before_it_gets_calls(start, both, learner, kind):
+    engine = start(kind)
+    both[1].lost = True
+    run(engine.prove(ModuleWeights(learner)))
+    assert engine.proof.proven
+    assert engine._pool.servers[1].condition is Condition.OUT
+    both[1].lost = False
+    wait_for_all(engine)
+    assert both[1].num_scored == 1
+
+
 def test_a_server_of_another_model_is_found_at_the_start(start, both, learner, kind):
     both[0].salt = copy.deepcopy(both[0].salt)
     train(both[0].salt, 0.5)
