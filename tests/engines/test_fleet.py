@@ -279,7 +279,9 @@ def test_a_slow_server_whose_version_is_gone_when_it_loads_gets_the_next_one(kin
         await engine.load_weights(1, gone := version(1))
         shutil.rmtree(gone.path)
         fleet[2].loads.set()
-        await sees(lambda: [name for name, _ in fleet[2].controls].count("load") > 1)  # it has failed, and is tried again
+        await sees(
+            lambda: [name for name, _ in fleet[2].controls].count("load") > 1
+        )  # it has failed, and is tried again
         assert fleet[2].url not in in_service(engine)
         result = await play(engine, "abcdef")
         await engine.load_weights(2, version(2))
@@ -370,6 +372,14 @@ def test_the_engine_ends_while_a_server_loads(start, fleet, version):
 
     run(end())
     assert "fleet" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_closed_engine_says_so(start, fleet):
+    engine = start(SGLangEngine, url=fleet[0].url)
+    engine.close()
+    for told in (engine.pause, engine.resume):
+        with pytest.raises(EngineError, match="closed"):
+            run(told())
 
 
 class TestRouter:

@@ -141,6 +141,15 @@ def test_a_server_that_is_killed_is_started_again_until_it_has_been_too_often(la
     assert not file.exists()
 
 
+def test_a_server_that_cannot_be_started_again_ends_the_run(launch, tmp_path, monkeypatch):
+    ends = queue.Queue()
+    servers = launch(restarts=1, on_end=ends.put)
+    servers.start()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    os.kill(told_by(servers, tmp_path)[0]["pids"][0], signal.SIGKILL)
+    assert "server 0 cannot be started again: " in ends.get(timeout=DEADLINE_S)
+
+
 def test_servers_end_with_a_run_that_is_killed(tmp_path):
     script = f"""
 import sys, time

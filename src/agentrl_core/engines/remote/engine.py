@@ -108,6 +108,13 @@ class RemoteEngine:
         """Message to the user about the servers; empty if there is nothing to say."""
         self.proof: Proof | None = None
         """Proof that the last weights arrived; None if they came without a canary."""
+        self._publisher = build_publisher(
+            self.publishers,
+            publish,
+            PublisherPlan(
+                protocol=self.protocol, dtype=publish_dtype, weights_dir=weights_dir, timeout_s=load_timeout_s
+            ),
+        )
         self._launched: LaunchedServers | None = None
         self._server_loss: str | None = None
         """Set once a launched server is gone for good."""
@@ -126,13 +133,6 @@ class RemoteEngine:
         self._api_key_env = api_key_env
         self._context_length = context_length
         self._proof = WeightProof(max_gap=max_canary_gap)
-        self._publisher = build_publisher(
-            self.publishers,
-            publish,
-            PublisherPlan(
-                protocol=self.protocol, dtype=publish_dtype, weights_dir=weights_dir, timeout_s=load_timeout_s
-            ),
-        )
         self._prepared: tuple[int, WeightSource, Prepared] | None = None
         self._straggler_s = straggler_s
         self._model_dir = model_dir

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from agentrl_core.engines.remote.failures import AwayError
+from agentrl_core.engines.remote.failures import AwayError, LostReplyError
 from agentrl_core.engines.remote.fleet_thread import FleetThread
 from agentrl_core.engines.remote.member import Member, Prove, Target
 from agentrl_core.engines.remote.server import Condition
@@ -302,7 +302,14 @@ class Fleet:
             *[self._prove(server, self.target.version) for server in servers], return_exceptions=True
         )
         faults = [result for result in results if isinstance(result, BaseException)]
-        if faults:
+        if all(isinstance(fault, LostReplyError) for fault in faults) and len(faults) < len(servers):
+            # Servers that do not answer are asked again, while the others sample.
+            for server, result in zip(servers, results, strict=True):
+                if isinstance(result, LostReplyError):
+                    log.warning("%s; the server gets no calls until it is proven", result)
+                    with self._state.lock:
+                        self.doubt(server)
+        elif faults:
             self.fail("; ".join(map(str, faults)))
             self._state.check_alive()
 
@@ -332,7 +339,7 @@ class Fleet:
                     self.doubt(server)
 
     async def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._thread is None:
+        if self._thread is None or self._thread.has_ended:
             coroutine.close()
-            raise EngineError("the engine has not been started")
+            raise EngineError(self._state.ended or "the engine was closed")
         return await asyncio.wrap_future(self._thread.submit(coroutine))

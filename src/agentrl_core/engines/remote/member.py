@@ -112,7 +112,9 @@ class Member:
             self._attention.clear()
             try:
                 await self._bring()
-            except Exception as error:  # of a package's protocol or publisher: publications and calls would wait for ever
+            except (
+                Exception
+            ) as error:  # of a package's protocol or publisher: publications and calls would wait for ever
                 log.exception("%s: looking after the server failed", self.server.url)
                 self._fleet.fail(f"{self.server.url}: {type(error).__name__}: {error}")
 
