@@ -83,7 +83,19 @@ def place(where: Where, option: str = "") -> str:
     return f"{where}.{option}" if option else where
 
 
-def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], name: str, where: Where) -> Any:
+def check_together(target: object, values: Mapping[str, Any], *, name: str, where: Where) -> None:
+    """Check options that depend on each other, without building: `target.check_options(**values)`, if it has that.
+
+    `values`: those of the options, converted. Raises `ConfigError` for the `ValueError` of that method.
+    """
+    check = getattr(target, "check_options", None)
+    if inspect.isclass(target) and check is not None:
+        _call(check, values, values, name, where)
+
+
+def _call(
+    target: Callable[..., Any], values: Mapping[str, Any], options: Mapping[str, Any], name: str, where: Where
+) -> Any:
     """Construct; turn the constructor's ValueError or TypeError into a `ConfigError`."""
     try:
         return target(**values)

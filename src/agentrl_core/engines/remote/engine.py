@@ -25,7 +25,7 @@ from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.engines.remote.running_calls import RunningCalls
 from agentrl_core.engines.remote.server import Condition, RemoteServer
-from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
+from agentrl_core.engines.remote.settings import addresses_of, authorization, check_sources, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
@@ -76,6 +76,13 @@ class RemoteEngine:
     """Ways to bring weights to the servers, by their names in `weights.publish`; see `agentrl_core.api.publishers`."""
     cpu_seconds = 0.0
 
+    @staticmethod
+    def check_options(
+        *, url: object = None, servers_file: object = None, launch: object = None, **_others: object
+    ) -> None:
+        """Raise `ValueError` unless exactly one option says where servers are; called before a run."""
+        check_sources(url=url, servers_file=servers_file, launch=launch)
+
     def __init__(
         self,
         *,
@@ -110,9 +117,8 @@ class RemoteEngine:
         self._launched: LaunchedServers | None = None
         self._server_loss: str | None = None
         """Set once a launched server is gone for good."""
+        check_sources(url=url, servers_file=servers_file, launch=launch)
         if launch is not None:
-            if url or servers_file:
-                raise ValueError("'launch' starts servers, 'url' and 'servers_file' name running ones: choose one")
             self._launched = LaunchedServers(
                 self.program,
                 launch,
