@@ -208,8 +208,8 @@ def test_gpus_are_shared_out_to_the_servers(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "expected one of the options 'url', 'servers_file'"),
-        ({"url": "http://a:1", "launch": {}}, "found 2"),
+        ({}, "expected exactly one of the options 'url', 'servers_file' and 'launch'"),
+        ({"url": "http://a:1", "launch": {}}, "expected exactly one of"),
         ({"launch": {"replicas": 0}}, "'replicas' must be at least 1"),
         ({"launch": {"gpu_memory": 1.5}}, "'gpu_memory' must be above 0 and at most 1"),
         ({"launch": {"restarts": -1}}, "'restarts' must be at least 0"),

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl_core.config import parse
 from agentrl_core.errors import TrainingError
-from agentrl_core.run.memory import Load, ModelShape, parts, remedy, summary
+from agentrl_core.run.memory import Load, ModelShape, needed_on, parts, remedy, summary
 from agentrl_core.run.try_step import try_step
 from agentrl_testing.policy import toy_policy
 
@@ -58,6 +58,27 @@ def test_a_gpu_holds_the_whole_prefix_store_from_the_start():
     # 2 x 4 layers x 32 numbers x 4 bytes a token: of 4 x 2 x 10 tokens, and of all 32,768
     assert sizes(load=few)["cpu engine's prefix store"] == 1024 * 80
     assert sizes(load=few, engine=torch.device("cuda:0"))["cuda:0 engine's prefix store"] == 1024 * 32768
+
+
+@pytest.mark.parametrize(("offload", "moved"), [("optimizer", 8_000_000), ("all", 12_000_000)])
+def test_learner_and_engine_that_take_turns_need_the_larger_of_both_halves(offload, moved):
+    gpu, load = torch.device("cuda:0"), Load(record=100, pass_=200, running=64)
+
+    def needed(engine=gpu, **rollout):
+        config = config_of(trainer={"offload": offload}, rollout=rollout)
+        found = list(parts(config, SHAPE, load, learner=gpu, engine=engine, refers=False))
+        assert next(part.bytes for part in found if part.what == "offloaded learner") == moved
+        on_gpu = {part.what.split(" of ")[0]: part.bytes for part in found if part.device == "cuda:0"}
+        return on_gpu, needed_on(found, "cuda:0")
+
+    one_gpu, total = needed()
+    sampling = one_gpu["engine's keys and values"] + one_gpu["engine's prefix store"]
+    fixed = one_gpu["CUDA itself"] + one_gpu["engine's weights"] + (offload == "optimizer") * one_gpu["weights"]
+    assert total == fixed + max(sampling, sum(one_gpu.values()) - fixed - sampling)
+    ahead, total_ahead = needed(max_head_offpolicyness=1)
+    assert total_ahead == sum(ahead.values()) > total
+    alone, total_alone = needed(torch.device("cuda:1"))
+    assert total_alone == sum(alone.values())
 
 
 def test_recomputed_activations_take_less():

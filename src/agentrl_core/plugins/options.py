@@ -39,11 +39,7 @@ def construct(
 def bind(
     target: object, options: Mapping[str, Any], *, name: str, where: Where, injected: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments with which `construct` builds `target`; raises the `ConfigError`s that need no building.
-
-    A class may have a class method `check_options(**arguments)`, which raises `ValueError` for options that do not fit
-    together, so that `agentrl config check` finds them without building anything.
-    """
+    """Return the arguments with which `construct` builds `target`; raises the `ConfigError`s that need no building."""
     if not (inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, functools.partial)):
         if options:
             option = next(iter(options))
@@ -66,12 +62,6 @@ def bind(
             kind = _type_of(target, parameter)
             expected = "" if kind is _ANY else f", {_named(kind)}"
             raise ConfigError(f"{place(where)}: {name} needs the option '{key}'{expected}")
-    check = getattr(target, "check_options", None) if inspect.isclass(target) else None
-    if check is not None:
-        try:
-            check(**values)
-        except ValueError as error:
-            raise _refused(error, options, name, where) from error
     return values
 
 
@@ -93,20 +83,27 @@ def place(where: Where, option: str = "") -> str:
     return f"{where}.{option}" if option else where
 
 
-def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], name: str, where: Where) -> Any:
+def check_together(target: object, values: Mapping[str, Any], *, name: str, where: Where) -> None:
+    """Check options that depend on each other, without building: `target.check_options(**values)`, if it has that.
+
+    `values`: those of the options, converted. Raises `ConfigError` for the `ValueError` of that method.
+    """
+    check = getattr(target, "check_options", None)
+    if inspect.isclass(target) and check is not None:
+        _call(check, values, values, name, where)
+
+
+def _call(
+    target: Callable[..., Any], values: Mapping[str, Any], options: Mapping[str, Any], name: str, where: Where
+) -> Any:
     """Construct; turn the constructor's ValueError or TypeError into a `ConfigError`."""
     try:
         return target(**values)
     except (ValueError, TypeError) as error:
-        raise _refused(error, options, name, where) from error
-
-
-def _refused(error: Exception, options: Mapping[str, Any], name: str, where: Where) -> ConfigError:
-    """Return the error for options that a constructor refuses; `where` is that of the option it quotes first."""
-    # attrs' validators raise with the attribute and the value as further arguments, and quote its name first.
-    text = str(error.args[0] if error.args else error)
-    quoted = text.split("'")[1] if text.startswith("'") else ""
-    return ConfigError(f"{place(where, quoted if quoted in options else '')}: {name}: {text}")
+        # attrs' validators raise with the attribute and the value as further arguments, and quote its name first.
+        text = str(error.args[0] if error.args else error)
+        quoted = text.split("'")[1] if text.startswith("'") else ""
+        raise ConfigError(f"{place(where, quoted if quoted in options else '')}: {name}: {text}") from error
 
 
 def _near_option(option: str, known: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from agentrl_core.errors import PluginError
 from agentrl_core.plugins.catalog import providers
 from agentrl_core.plugins.discovery import canonical
 from agentrl_core.plugins.kinds import KINDS
-from agentrl_core.plugins.options import Where, bind, construct, parameters_of, place
+from agentrl_core.plugins.options import Where, bind, check_together, construct, parameters_of, place
 from agentrl_core.plugins.references import Reference, is_reference, one_line, resolve, user_folders
 
 if TYPE_CHECKING:
@@ -163,12 +163,16 @@ class Registry:
     def check(self, kind: str, component: Component, *, where: Where = "", base_dir: Path | None = None) -> None:
         """Raise the errors of `build` that are known without building: of import and options, and a missing method.
 
-        Values that the constructor refuses, and what a function builds, are not known before `build`.
+        Values that the constructor refuses, and what a function builds, are not known before `build`; except for those
+        that a class refuses in its static method `check_options(**options)`, by a `ValueError`.
         """
         facts = KINDS[kind]
         target, arguments = self._target(facts, component, where, base_dir, dict.fromkeys(facts.arguments))
         where = where or _unplaced(facts, component)
-        bind(target, component.options, name=component.use, where=where, injected=arguments)
+        values = bind(target, component.options, name=component.use, where=where, injected=arguments)
+        check_together(
+            target, {key: values[key] for key in component.options if key in values}, name=component.use, where=where
+        )
         if inspect.isclass(target) and not hasattr(target, "__getattr__"):  # its instances may have any method
             _refuse_without_method(target, facts, component.use, place(where))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -110,6 +110,8 @@ class Part:
     bytes: int
     option: str = ""
     """Option that makes it smaller, with how; empty if none does."""
+    turn: Literal["", "train", "sample"] = ""
+    """Half of a step outside of which its memory is free (`trainer.offload`); empty: it is in use all the time."""
 
 
 def parts(
@@ -123,8 +125,39 @@ def parts(
 ) -> Iterator[Part]:
     """Yield the parts of a run's memory; `engine` is None if the engine runs elsewhere.
 
-    `refers`: whether the loss reads a reference policy.
+    `refers`: whether the loss reads a reference policy. With `trainer.offload` learner and engine may take turns on one
+    GPU; what the learner moves then has its place in main memory, too.
     """
+    found = list(_parts(config, shape, load, learner=learner, engine=engine, refers=refers))
+    if learner.type != "cuda" or config.trainer.offload == "none":
+        yield from found
+        return
+    moving = {"master weights", "optimizer state"}
+    if config.trainer.offload == "all":
+        moving |= {"weights", "reference policy"}
+    takes_turns = learner == engine and config.rollout.max_head_offpolicyness == 0
+    for part in found:
+        yield attrs.evolve(part, turn=_turn(part, moving)) if takes_turns else part
+    yield Part(what="offloaded learner", device="cpu", bytes=sum(part.bytes for part in found if part.what in moving))
+
+
+def _turn(part: Part, moving: set[str]) -> Literal["", "train", "sample"]:
+    if part.what.startswith(("engine's keys", "engine's prefix store")):
+        return "sample"
+    in_step = part.what in moving or part.what in ("gradients", "logits") or part.what.startswith("activations")
+    return "train" if in_step else ""
+
+
+def _parts(
+    config: RunConfig,
+    shape: ModelShape,
+    load: Load,
+    *,
+    learner: torch.device,
+    engine: torch.device | None,
+    refers: bool,
+) -> Iterator[Part]:
+    """Yield the parts as they are without `trainer.offload`."""
     width, name = _BYTES[config.model.dtype], learner.type
     yield Part(what="libraries", device="cpu", bytes=_LIBRARIES)
     for device in {str(one) for one in (learner, engine) if one is not None and one.type == "cuda"}:
@@ -229,10 +262,19 @@ def _free_in_container() -> int:
         return 2**63
 
 
+def needed_on(found: Sequence[Part], device: str) -> int:
+    """Return the bytes that the parts need on a device at once."""
+    by_turn = {"": 0, "train": 0, "sample": 0}
+    for part in found:
+        if part.device == device:
+            by_turn[part.turn] += part.bytes
+    return by_turn[""] + max(by_turn["train"], by_turn["sample"])
+
+
 def summary(found: Sequence[Part], device: str) -> str:
     """Return one line about a device: the total and its parts, the largest first."""
     here = sorted((part for part in found if part.device == device), key=lambda part: -part.bytes)
-    total = sum(part.bytes for part in here)
+    total = needed_on(found, device)
     told = ", ".join(f"{part.what} {gigabytes(part.bytes)}" for part in here if part.bytes >= total / 100)
     return f"{device}: about {gigabytes(total)} needed ({told})"
 

@@ -10,7 +10,7 @@ import attrs
 
 from agentrl_core.models.placement import device_of
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
-from agentrl_core.run.memory import Load, Part, capacity, embedded, gigabytes, parts, remedy, summary
+from agentrl_core.run.memory import Load, Part, capacity, embedded, gigabytes, needed_on, parts, remedy, summary
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def fixed_parts(config: RunConfig, shape: ModelShape, devices: Devices, *, refer
 def fits(found: Sequence[Part], *, held: int) -> Iterator[Fit]:
     """Compare the parts with the memory of each device; `held` bytes of the CPU's this process has already."""
     for device in dict.fromkeys(part.device for part in found):
-        needed = sum(part.bytes for part in found if part.device == device)
+        needed = needed_on(found, device)
         free = capacity(device) + (held if device == "cpu" else _reserved(device))
         told = f"{summary(found, device)}, {gigabytes(free)} free"
         # Estimates are off by up to a quarter.

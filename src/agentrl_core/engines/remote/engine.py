@@ -25,7 +25,7 @@ from agentrl_core.engines.remote.proving import Proof, WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.engines.remote.running_calls import RunningCalls
 from agentrl_core.engines.remote.server import Condition, RemoteServer
-from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
+from agentrl_core.engines.remote.settings import addresses_of, authorization, check_sources, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
 from agentrl_core.engines.stopping import Decode, decoding, load_decode, read_tokenizer
 from agentrl_core.errors import EngineError, UnservableError
@@ -76,6 +76,13 @@ class RemoteEngine:
     """Ways to bring weights to the servers, by their names in `weights.publish`; see `agentrl_core.api.publishers`."""
     cpu_seconds = 0.0
 
+    @staticmethod
+    def check_options(
+        *, url: object = None, servers_file: object = None, launch: object = None, **_others: object
+    ) -> None:
+        """Raise `ValueError` unless exactly one option says where servers are; called before a run."""
+        check_sources(url=url, servers_file=servers_file, launch=launch)
+
     def __init__(
         self,
         *,
@@ -101,7 +108,6 @@ class RemoteEngine:
         publish: Component | None = None,
         publish_dtype: str | None = None,
     ) -> None:
-        self.check_options(url=url, servers_file=servers_file, launch=launch)
         if max_canary_gap is not None and not max_canary_gap > 0:
             raise ValueError(f"'max_canary_gap': expected a number above 0, found {max_canary_gap}")
         self.notice = ""
@@ -118,6 +124,7 @@ class RemoteEngine:
         self._launched: LaunchedServers | None = None
         self._server_loss: str | None = None
         """Set once a launched server is gone for good."""
+        check_sources(url=url, servers_file=servers_file, launch=launch)
         if launch is not None:
             self._launched = LaunchedServers(
                 self.program,
@@ -172,23 +179,6 @@ class RemoteEngine:
             prove=self._proof.prove,
         )
         self._calls = RunningCalls(self._state, self._pool, self._fleet.doubt)
-
-    @classmethod
-    def check_options(
-        cls,
-        *,
-        url: str | tuple[str, ...] | None = None,
-        servers_file: Path | None = None,
-        launch: Launch | None = None,
-        **_: object,
-    ) -> None:
-        """Raise `ValueError` unless exactly one option says where servers are."""
-        named = [option for option in (url or None, servers_file, launch) if option is not None]
-        if len(named) != 1:
-            raise ValueError(
-                f"expected one of the options 'url', 'servers_file' (running servers) and 'launch' (servers that the "
-                f"run starts), found {len(named) or 'none'}"
-            )
 
     @property
     def version(self) -> int:

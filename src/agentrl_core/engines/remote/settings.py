@@ -28,10 +28,18 @@ def vocab_size_of(model_dir: Path) -> int:
     return size if type(size) is int else MOST_TOKEN_IDS
 
 
+def check_sources(*, url: object = None, servers_file: object = None, launch: object = None) -> None:
+    """Raise `ValueError` unless exactly one of the options says where servers are."""
+    if sum(map(bool, (url, servers_file, launch is not None))) != 1:
+        raise ValueError(
+            "expected exactly one of the options 'url', 'servers_file' and 'launch', which say where servers are"
+        )
+
+
 def addresses_of(
     url: str | tuple[str, ...] | None, servers_file: Path | None, connect: Callable[[str], RemoteServer]
 ) -> Addresses:
-    """Return the list of servers that one of the options names; raises ValueError for a wrong address."""
+    """Return the list of servers that one of the options names; raises `ValueError` for a wrong address."""
     urls = (url,) if isinstance(url, str) else tuple(url or ())
     if len(set(urls)) < len(urls):
         raise ValueError(f"'url' names a server twice: {', '.join(urls)}")
