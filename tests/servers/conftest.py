@@ -121,3 +121,11 @@ def serve_router(tmp_path_factory):
 def fake(serve_fake, toys):
     """A fake SGLang server of the first tiny policy; the engine loads the first weights again where it has others."""
     return serve_fake(toys[0])
+
+
+@pytest.fixture(scope="session")
+def sglang_classes():
+    """The module of the released SGLang that has its request classes."""
+    from tests.servers.sglang_schemas import load
+
+    return load(SGLANG_SOURCES)[0]
