@@ -44,7 +44,7 @@ def load(fake, folder, version, **more):
     return post(fake, "/update_weights_from_disk", {"model_path": str(folder), "weight_version": version} | more)
 
 
-def generate(fake, **body):
+def generate(**body):
     return {"input_ids": PROMPT, "return_logprob": True, "sampling_params": {"max_new_tokens": 4}} | body
 
 
@@ -81,7 +81,7 @@ def engine_of(toys, tmp_path):
     ],
 )
 def test_requests_that_sglang_refuses_are_refused_with_its_reply(fake, body, says):
-    told = post(fake, "/generate", generate(fake, **body), status=400)
+    told = post(fake, "/generate", generate(**body), status=400)
     assert says in json.dumps(told, ensure_ascii=False).replace('\\"', '"')
 
 
@@ -160,7 +160,7 @@ def sample_in_background(fake, rid):
     """Start a long output; return a function that waits for it."""
     replies = []
     sampling = LONG | {"sampling_seed": 1}
-    body = generate(fake, rid=rid, sampling_params=sampling, stream=True)
+    body = generate(rid=rid, sampling_params=sampling, stream=True)
     begun = threading.Event()
 
     def read():
@@ -230,6 +230,21 @@ def test_the_checksum_follows_the_weights_and_a_broken_directory_changes_nothing
     told = post(fake, "/update_weights_from_disk", {"model_path": str(tmp_path)}, status=400)
     assert "Rolling back to original weights" in told["message"]
     assert post(fake, "/weights_checker") == second
+
+
+def test_memory_is_released_by_an_idle_server_only_and_taken_again(serve_fake, toys):
+    fake = serve_fake(toys[0], "--enable-memory-saver")
+    result = sample_in_background(fake, "x-4")
+    post(fake, "/release_memory_occupation", status=500)
+    post(fake, "/abort_request", {"rid": "x-4"})
+    assert result()["meta_info"]["finish_reason"]["type"] == "abort"
+    post(fake, "/release_memory_occupation", {"tags": ["weights", "kv_cache"]})
+    post(fake, "/generate", generate(), status=500)
+    post(fake, "/resume_memory_occupation", {"tags": ["weights"]})
+    load(fake, toys[1], "b")
+    post(fake, "/resume_memory_occupation", {"tags": ["kv_cache"]})
+    assert post(fake, "/generate", generate())["meta_info"]["weight_version"] == "b"
+    fake.close()
 
 
 def test_an_adapter_is_loaded_from_its_directory_only(fake, tmp_path):
