@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_core.config import load
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.run.components import resolve
 from agentrl_core.run.in_process import context_policy

@@ -17,7 +17,7 @@ from agentrl_core.batching.advantages import (
     PerTurn,
     ReinforcePP,
 )
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_testing.plugins import isolated_plugins
 

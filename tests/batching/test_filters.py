@@ -10,7 +10,7 @@ from agentrl_core.batching.advantages import NoBaseline
 from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.filters import BalanceSample, FunctionFilter, MinTurns, Overlong, ZeroVariance, as_filter
 from agentrl_core.batching.signal import Signal, training_signal
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import PluginError, TrainingError
 from agentrl_core.types import FinishReason
 from agentrl_testing.plugins import isolated_plugins

@@ -9,7 +9,7 @@ from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.filters import ZeroVariance
 from agentrl_core.batching.shaping import Affine, FunctionShaping, Malformed, Overlong, Rank, as_shaping
 from agentrl_core.batching.signal import Signal, finished, training_signal
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError, PluginError, TrainingError
 from agentrl_testing.plugins import isolated_plugins
 

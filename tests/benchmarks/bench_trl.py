@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl_core.batching import advantages
 from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.signal import training_signal
-from agentrl_core.config.schema import TrainerConfig
+from agentrl_core.config.training_sections import TrainerConfig
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.learner import Learner

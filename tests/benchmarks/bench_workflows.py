@@ -24,7 +24,7 @@ import psutil
 from openai import AsyncOpenAI
 from tests.benchmarks.report import Row, report
 
-from agentrl_core.config.schema import AgentConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers

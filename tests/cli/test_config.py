@@ -11,8 +11,8 @@ import yaml
 
 from agentrl_core.cli import main
 from agentrl_core.config import dump, load, parse
+from agentrl_core.config.component import Component
 from agentrl_core.config.invocation import pip_install
-from agentrl_core.config.schema import Component
 from agentrl_testing.policy import write_tokenizer
 
 TASKS = [{"id": "a", "query": "2+2?", "answer": "4", "scorer": "exact_match"}]
@@ -180,7 +180,10 @@ def test_check_misses_the_tasks_where_a_run_plays_them_itself(folder, agentrl):
 
 def test_check_says_what_an_engine_needs_and_what_it_takes(folder, agentrl):
     engine = "engine={use: sglang"
-    assert "needs the option 'url', a text or" in agentrl("check", "config.yaml", engine + "}")[2][0]
+    none = agentrl("check", "config.yaml", engine + "}")[2][0]
+    assert "sglang: expected one of the options 'url', 'servers_file' (running servers) and 'launch'" in none
+    two = agentrl("check", "config.yaml", engine + ", url: 'http://127.0.0.1:1', servers_file: servers.txt}")[2][0]
+    assert two.endswith("found 2")
     wrong = agentrl("check", "config.yaml", engine + ", url: 'http://127.0.0.1:1', weights_dir: 3}")[2][0]
     assert "weights_dir: expected a path, found 3" in wrong
     assert agentrl("check", "config.yaml", engine + ", url: 'http://127.0.0.1:1'}")[0] == 0

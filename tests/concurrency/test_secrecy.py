@@ -60,7 +60,7 @@ def test_processes_of_scorers_do_not_get_the_admin_key(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such setting")
 def test_a_run_that_starts_agents_on_this_machine_is_sealed(tmp_path):
-    from agentrl_core.config.schema import AgentConfig, RolloutConfig
+    from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
     from agentrl_core.plugins.manager import load_registry
     from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 

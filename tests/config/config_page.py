@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
-from agentrl_core.config import schema, sft
-from agentrl_core.config.schema import Component
+from agentrl_core.config import schema, sft, training_sections
+from agentrl_core.config.component import Component
 from agentrl_core.config.yaml_text import write_yaml
 
 PAGE = Path(__file__).parents[2] / "cookbook" / "config.md"
@@ -66,7 +66,7 @@ def _section(section: type, prefix: str) -> Iterator[str]:
         yield f"### {'`' + title + '`' if prefix else 'Top level'}\n\n{about}\n\n| option | default | |\n|---|---|---|"
         yield "\n".join(rows) + "\n"
     for kind, below in nested:
-        if not (section is sft.SftConfig and kind in (schema.ModelConfig, schema.PluginsConfig)):
+        if not (section is sft.SftConfig and kind in (training_sections.ModelConfig, schema.PluginsConfig)):
             yield from _section(kind, below)
 
 

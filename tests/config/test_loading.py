@@ -5,7 +5,8 @@ import re
 import pytest
 
 from agentrl_core.config import load, parse
-from agentrl_core.config.schema import Component, RunConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import ConfigError
 
 

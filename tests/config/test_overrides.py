@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl_core.config import load
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 
 

@@ -8,20 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.config import dump, dump_without_passwords, parse
-from agentrl_core.config.schema import (
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import (
     AgentConfig,
-    Component,
-    DataConfig,
     GatewayConfig,
-    ModelConfig,
-    PluginsConfig,
     RolloutConfig,
-    RunConfig,
     SamplingConfig,
-    TrainerConfig,
     UpstreamConfig,
-    WarmStartConfig,
 )
+from agentrl_core.config.schema import DataConfig, PluginsConfig, RunConfig
+from agentrl_core.config.training_sections import ModelConfig, TrainerConfig, WarmStartConfig
 from agentrl_core.errors import ConfigError
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)

@@ -205,16 +205,20 @@ def test_after_half_a_stream_only_the_rest_is_asked_for(start, server, servers):
 
 
 @row("silence")
-def test_a_server_that_says_nothing_costs_one_call(start, server, servers):
-    engine = start(server, silence_s=0.2)
+def test_a_server_that_says_nothing_costs_one_call(start, server, servers, monkeypatch):
+    engine = start(server)
+    client = engine._pool.servers[0]._client
 
     async def silent():
         yield b""
         await asyncio.Event().wait()
 
     server.faults = [StreamingResponse(silent())]
-    with pytest.raises(UnavailableError, match=r"nothing arrived for 0\.2 s") as raised:
-        run(ask(engine, PROMPT))
+    # For this call only: on a busy machine, other answers may take longer.
+    with monkeypatch.context() as briefly:
+        briefly.setattr(client, "_silence_s", 0.2)
+        with pytest.raises(UnavailableError, match=r"nothing arrived for 0\.2 s") as raised:
+            run(ask(engine, PROMPT))
     assert raised.value.status == 504
     assert is_sound(servers, run(ask(engine, PROMPT, max_tokens=3)))
 

@@ -1,6 +1,7 @@
 """Servers that join, leave, restart and lag while an engine samples from the others."""
 
 import asyncio
+import shutil
 import threading
 from pathlib import Path
 
@@ -266,6 +267,59 @@ def test_a_slow_server_that_misses_two_versions_loads_the_last_one(start, fleet,
     assert {server.label for server in fleet} == {"2"}
 
 
+def test_a_slow_server_whose_version_is_gone_when_it_loads_gets_the_next_one(kind, start, fleet, version):
+    """The next version replaces the last one on the disk, which a server that was left behind may still have to read.
+
+    That it cannot is no refusal: it neither ends the run, nor gets the server calls with older weights.
+    """
+    engine = start(kind, url=tuple(server.url for server in fleet), straggler_s=0.05)
+
+    async def publish():
+        fleet[2].loads.clear()
+        await engine.load_weights(1, gone := version(1))
+        shutil.rmtree(gone.path)
+        fleet[2].loads.set()
+        await sees(
+            lambda: [name for name, _ in fleet[2].controls].count("load") > 1
+        )  # it has failed, and is tried again
+        assert fleet[2].url not in in_service(engine)
+        result = await play(engine, "abcdef")
+        await engine.load_weights(2, version(2))
+        await sees(lambda: len(in_service(engine)) == 3)
+        return result
+
+    for result in run(publish()):
+        assert set(result.versions) == {1}
+    assert {server.label for server in fleet} == {"2"}
+
+
+def test_an_unforeseen_error_of_one_server_ends_the_engine_instead_of_waiting_for_ever(start, fleet, version):
+    engine = start(SGLangEngine, url=fleet[0].url)
+
+    def fail(*_):
+        raise ZeroDivisionError("a package's mistake")
+
+    async def publish():
+        with pytest.raises(EngineError, match=f"{fleet[0].url}: ZeroDivisionError: a package's mistake"):
+            async with asyncio.timeout(20):
+                await engine._fleet.publish(1, fail)
+
+    run(publish())
+
+
+def test_a_wrong_address_in_a_list_that_changes_does_not_end_its_following(start, fleet, servers_file, caplog):
+    engine = start(SGLangEngine, servers_file=servers_file(fleet[0]))
+
+    async def change():
+        servers_file(fleet[0], more="http://host:99999\n")
+        await sees(lambda: "Port out of range" in caplog.text)
+        servers_file(fleet[0], fleet[1])
+        await sees(lambda: fleet[1].url in in_service(engine))
+
+    run(change())
+    assert caplog.text.count("Port out of range") == 1
+
+
 def test_calls_go_on_through_publications_with_versions_that_rise(kind, start, fleet, servers, version):
     engine = start(kind, url=tuple(server.url for server in fleet))
 
@@ -318,6 +372,14 @@ def test_the_engine_ends_while_a_server_loads(start, fleet, version):
 
     run(end())
     assert "fleet" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_closed_engine_says_so(start, fleet):
+    engine = start(SGLangEngine, url=fleet[0].url)
+    engine.close()
+    for told in (engine.pause, engine.resume):
+        with pytest.raises(EngineError, match="closed"):
+            run(told())
 
 
 class TestRouter:

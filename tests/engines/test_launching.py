@@ -16,7 +16,7 @@ import pytest
 
 from agentrl_core.api.remote import ServerCommand, ServerLaunch
 from agentrl_core.concurrency.secrecy import withhold
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.engines.remote import launching
 from agentrl_core.engines.remote.launching import Launch, LaunchedServers
 from agentrl_core.errors import ConfigError, EngineError
@@ -141,6 +141,15 @@ def test_a_server_that_is_killed_is_started_again_until_it_has_been_too_often(la
     assert not file.exists()
 
 
+def test_a_server_that_cannot_be_started_again_ends_the_run(launch, tmp_path, monkeypatch):
+    ends = queue.Queue()
+    servers = launch(restarts=1, on_end=ends.put)
+    servers.start()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    os.kill(told_by(servers, tmp_path)[0]["pids"][0], signal.SIGKILL)
+    assert "server 0 cannot be started again: " in ends.get(timeout=DEADLINE_S)
+
+
 def test_servers_end_with_a_run_that_is_killed(tmp_path):
     script = f"""
 import sys, time
@@ -199,8 +208,8 @@ def test_gpus_are_shared_out_to_the_servers(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "expected one of the options 'url', 'servers_file' and 'launch'"),
-        ({"url": "http://a:1", "launch": {}}, "choose one"),
+        ({}, "expected one of the options 'url', 'servers_file'"),
+        ({"url": "http://a:1", "launch": {}}, "found 2"),
         ({"launch": {"replicas": 0}}, "'replicas' must be at least 1"),
         ({"launch": {"gpu_memory": 1.5}}, "'gpu_memory' must be above 0 and at most 1"),
         ({"launch": {"restarts": -1}}, "'restarts' must be at least 0"),

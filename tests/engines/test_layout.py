@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import statistics
+import threading
 
 import attrs
 import pytest
@@ -147,6 +148,35 @@ def test_released_memory_is_reclaimed_and_running_requests_go_on(
     late = [logprob for chunk in chunks if chunk.version == 1 for logprob in chunk.logprobs]
     expected = full_forward(load(new), PROMPT, ids)[-len(late) :]
     assert late == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("reclaims_first", [False, True])
+def test_an_engine_outlives_a_release_whose_caller_is_cancelled(start, reclaims_first):
+    engine = start()
+
+    async def cancel_release():
+        begin, free = threading.Event(), threading.Event()
+        engine._ask(begin.wait)
+        releasing = asyncio.create_task(engine.release())
+        await asyncio.sleep(0)  # the command is queued
+        engine._ask(free.wait)
+        begin.set()
+        while engine._freed is None:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # the caller now waits for the memory
+        releasing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await releasing
+        if not reclaims_first:
+            free.set()
+            await engine.abort("nobody")  # returns after the memory was freed
+        reclaiming = asyncio.create_task(engine.reclaim())
+        await asyncio.sleep(0)
+        free.set()
+        await reclaiming
+        return await ask(engine, PROMPT)
+
+    assert run(cancel_release()).ids
 
 
 def test_closing_a_released_engine_ends_its_requests(start):

@@ -83,12 +83,14 @@ def kind(request):
 
 @pytest.fixture
 def start(both, policies, monkeypatch):
-    for name in ("engine", "proving", "member"):
+    for name in ("running_calls", "proving", "member"):
         monkeypatch.setattr(f"agentrl_core.engines.remote.{name}.BACKOFF", Backoff(first_s=0.001, longest_s=0.01))
+    monkeypatch.setattr("agentrl_core.engines.remote.fleet.LOOK_S", 0.01)
     engines = []
 
     def make(kind, *, servers=both, **options):
-        engine = ENGINES[kind](url=tuple(s.url for s in servers), model_dir=policies("qwen3"), **options)
+        options = {"url": tuple(s.url for s in servers)} | options
+        engine = ENGINES[kind](model_dir=policies("qwen3"), **options)
         engines.append(engine)
         engine.start()
         return engine
@@ -161,6 +163,17 @@ def test_a_router_that_loads_one_server_and_samples_from_another_is_found(start,
     assert behind.num_scored == 0
 
 
+def test_a_server_that_does_not_answer_at_the_start_is_proven_before_it_gets_calls(start, both, learner, kind):
+    engine = start(kind)
+    both[1].lost = True
+    run(engine.prove(ModuleWeights(learner)))
+    assert engine.proof.proven
+    assert engine._pool.servers[1].condition is Condition.OUT
+    both[1].lost = False
+    wait_for_all(engine)
+    assert both[1].num_scored == 1
+
+
 def test_a_server_of_another_model_is_found_at_the_start(start, both, learner, kind):
     both[0].salt = copy.deepcopy(both[0].salt)
     train(both[0].salt, 0.5)
@@ -194,6 +207,53 @@ def test_a_server_that_comes_back_with_old_weights_loads_the_new_ones(start, bot
         assert f"{both[0].url}: still serves the weights of version 0" in caplog.text
 
 
+def test_a_server_that_joins_late_and_takes_no_weights_stops_the_run(start, both, learner, kind, tmp_path):
+    """Nothing is known about its rounding, and its first weights are near the new ones."""
+    listed = tmp_path / "servers.txt"
+    listed.write_text(f"{both[0].url}\n")
+    engine = start(kind, url=None, servers_file=listed)
+    run(engine.prove(ModuleWeights(learner)))
+    run(engine.load_weights(1, train(learner)))
+    both[1].fault = "ignores"
+    listed.write_text(f"{both[0].url}\n{both[1].url}\n")
+    with pytest.raises(EngineError, match=f"{both[1].url}: still serves the weights of version 0"):
+        wait_for_all(engine, count=2)
+
+
+def test_a_server_that_joins_late_with_the_new_weights_is_proven(start, both, learner, kind, tmp_path):
+    listed = tmp_path / "servers.txt"
+    listed.write_text(f"{both[0].url}\n")
+    engine = start(kind, url=None, servers_file=listed)
+    run(engine.prove(ModuleWeights(learner)))
+    run(engine.load_weights(1, train(learner)))
+    listed.write_text(f"{both[0].url}\n{both[1].url}\n")
+    wait_for_all(engine, count=2)
+    run(engine.load_weights(2, train(learner)))
+    assert engine.proof.proven
+
+
+def test_a_server_that_comes_back_while_the_next_weights_are_prepared_is_proven(start, both, learner, kind, caplog):
+    engine = start(kind)
+    run(engine.prove(ModuleWeights(learner)))
+    run(engine.load_weights(1, train(learner, 0.02)))
+    source = train(learner)
+    run(engine.prepare_weights(2, source))
+    both[0].restart(label="1")
+    doubt(engine, 0)
+
+    async def wait():
+        async with asyncio.timeout(60):
+            while f"{both[0].url}: still serves the weights of version 0" not in caplog.text:
+                assert engine._pool.servers[0].condition is Condition.OUT
+                await asyncio.sleep(0.01)
+
+    run(wait())
+    run(engine.load_weights(2, source))
+    wait_for_all(engine)
+    assert engine.proof.proven
+    assert both[0].label == "2"
+
+
 def test_a_server_that_comes_back_with_the_new_weights_loads_nothing(start, both, learner, kind):
     engine = start(kind, servers=both[:1])
     run(engine.prove(ModuleWeights(learner)))
@@ -210,12 +270,17 @@ def doubt(engine, index):
         engine._fleet.doubt(engine._pool.servers[index])
 
 
-def wait_for_all(engine):
-    """Until every server is in service again; the test's own time limit ends a wait in vain."""
+def wait_for_all(engine, *, count=1):
+    """Until every server is in service again, and there are `count`; raises if the engine ends meanwhile."""
 
     async def wait():
-        while any(server.condition is not Condition.READY for server in engine._pool.servers):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while (
+                any(server.condition is not Condition.READY for server in engine._pool.servers)
+                or len(engine.servers) < count
+            ):
+                engine._state.check_alive()
+                await asyncio.sleep(0.01)
 
     run(wait())
 

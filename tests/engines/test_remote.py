@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -306,6 +307,17 @@ def test_an_abort_after_the_last_token_leaves_nothing_to_ask(sampling, reason):
     assert call.reason is reason
 
 
+def test_stop_strings_are_found_after_the_models_directory_has_gone(server, start, kind, tmp_path, monkeypatch):
+    """A server of `agentrl serve` starts with a published version, which later ones replace."""
+    write_tokenizer(tmp_path / "version-0")
+    monkeypatch.setattr(server, "model_path", str(tmp_path / "version-0"))
+    engine = start(kind, model_dir=tmp_path / "version-0")
+    text = server.decode(run(ask(engine, PROMPT, max_tokens=6)).ids)
+    shutil.rmtree(tmp_path / "version-0")
+    result = run(ask(engine, PROMPT, max_tokens=6, stop=(text[2:4],)))
+    assert result.last.stop_string == text[2:4]
+
+
 def test_leaving_stops_the_server(server, start, kind):
     engine = start(kind)
 
@@ -363,7 +375,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "status", "says"), FAULTS)
 def test_a_fault_that_passes_costs_a_call_nothing(server, start, kind, fault, status, says):
-    engine = start(kind, silence_s=1.0)
+    engine = start(kind)
     server.faults = [fault() for _ in range(RETRIES)]
     assert len(run(ask(engine, PROMPT, max_tokens=3)).ids) == 3
     assert server.faults == []
@@ -371,7 +383,7 @@ def test_a_fault_that_passes_costs_a_call_nothing(server, start, kind, fault, st
 
 @pytest.mark.parametrize(("fault", "status", "says"), FAULTS)
 def test_a_fault_that_stays_fails_the_call_and_not_the_run(server, start, kind, fault, status, says):
-    engine = start(kind, silence_s=1.0)
+    engine = start(kind)
     server.faults = [fault() for _ in range(RETRIES + 1)]
     with pytest.raises(UnavailableError, match=says) as raised:
         run(ask(engine, PROMPT))
@@ -434,8 +446,10 @@ def test_a_stream_that_breaks_off_is_asked_again_then_an_error(server, start, ki
         run(collect(engine.generate(request(PROMPT, stream=True))))
 
 
-def test_silence_fails_the_call(server, start, kind):
-    engine = start(kind, silence_s=0.2)
+def test_silence_fails_the_call(server, start, kind, monkeypatch):
+    engine = start(kind)
+    # From now on only: on a busy machine, the answers to the engine's own questions may take longer.
+    monkeypatch.setattr(engine._pool.servers[0]._client, "_silence_s", 0.2)
 
     async def silent():
         yield b""

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentrl_core.config.schema import AgentConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.outcome_counts import label
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers

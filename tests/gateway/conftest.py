@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
 from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.errors import StoreError, UnavailableError
 from agentrl_core.gateway import Gateway

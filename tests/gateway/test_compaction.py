@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.gateway.conftest import MemoryStore, TalkingEngine, running_gateway
 
 from agentrl_core.api.compaction import COMPACTION, compaction_of
-from agentrl_core.config.schema import UpstreamConfig
+from agentrl_core.config.sampling_sections import UpstreamConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.gateway.compaction import NamedPolicy, Unchanged
 

@@ -192,7 +192,7 @@ def test_closing_the_gateway_frees_its_port_and_can_be_repeated(gateway, make_ga
 
 
 def test_a_gateway_that_was_not_started_says_so(chat, engine, store):
-    from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+    from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
     from agentrl_core.gateway import Gateway
 
     gateway = Gateway(

@@ -3,7 +3,7 @@
 import pytest
 from anthropic import AsyncAnthropic
 
-from agentrl_core.config.schema import UpstreamConfig
+from agentrl_core.config.sampling_sections import UpstreamConfig
 
 
 @pytest.fixture

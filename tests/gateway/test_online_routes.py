@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from agentrl_core.config.schema import GatewayConfig
+from agentrl_core.config.sampling_sections import GatewayConfig
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import FinishReason, Outcome
 

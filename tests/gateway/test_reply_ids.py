@@ -6,7 +6,7 @@ import json
 import pytest
 from tests.gateway.conftest import MemoryStore, TalkingEngine, opened, running_gateway
 
-from agentrl_core.config.schema import UpstreamConfig
+from agentrl_core.config.sampling_sections import UpstreamConfig
 from agentrl_core.types import Record
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

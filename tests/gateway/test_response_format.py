@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.types import Record

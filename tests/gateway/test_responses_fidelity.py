@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from agentrl_core.api.reasoning import THINK
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import UpstreamConfig
+from agentrl_core.config.sampling_sections import UpstreamConfig
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.gateway.dialects.responses_input import parse_input

@@ -262,7 +262,7 @@ SERVE = """
 import asyncio, json, sys
 from pathlib import Path
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
 from agentrl_core.api.stores import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agentrl_core.api.kept_tokens import ids_of
-from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.config.sampling_sections import SamplingConfig
 from agentrl_core.engines import scripted
 from agentrl_core.gateway.sampling_parameters import call_seed
 

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from tests.gateway.conftest import MemoryStore, TalkingEngine, running_gateway
 
 from agentrl_core.batching.credit import is_trained
-from agentrl_core.config.schema import UpstreamConfig
+from agentrl_core.config.sampling_sections import UpstreamConfig
 from agentrl_core.types import FinishReason
 
 USER = [{"role": "user", "content": "is it good?"}]

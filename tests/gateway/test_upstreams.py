@@ -8,7 +8,7 @@ import threading
 import attrs
 import pytest
 
-from agentrl_core.config.schema import GatewayConfig, UpstreamConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, UpstreamConfig
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, TokenUsage, ToolChoice
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat

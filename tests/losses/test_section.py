@@ -3,7 +3,7 @@ import pytest
 from tests.losses.test_values import THETA, batch_of
 
 from agentrl_core.api.losses import LossOutput
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses import AggregationConfig, Corrected, LossSection, corrected
 from agentrl_core.losses.entropy_bonus import EntropyBonus

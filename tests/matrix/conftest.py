@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
 from agentrl_core.http.tls_context import ssl_context
 from agentrl_core.stores.sqlite import SQLiteStore

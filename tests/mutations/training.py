@@ -26,16 +26,22 @@ DIAGNOSIS = (
     *of_file(
         "tests/training/test_diagnosis.py",
         "bisecting_finds_all_who_are_to_blame_in_few_looks",
-        "a_gap_is_measured_on_tokens_of_lag_zero_only",
         "the_proximal_logprobs_of_those_left_stay_theirs",
         "an_advantage_that_is_not_finite_names_its_record",
-        "a_gap_is_the_largest_of_all_micro_batches",
     ),
-    *of_file("tests/training/test_learner.py", "a_wrong_behaviour_logprob_stops_the_run_and_is_named"),
     *of_file(
         "tests/training/test_diagnosis.py",
         "skipping_takes_the_update_that_would_have_been_without_the_record",
     ),
+)
+GAPS = (
+    "tests/training/test_logprob_gap.py",
+    *of_file(
+        "tests/training/test_diagnosis.py",
+        "a_gap_is_measured_on_tokens_of_lag_zero_only",
+        "a_gap_is_the_largest_of_all_micro_batches",
+    ),
+    *of_file("tests/training/test_learner.py", "a_wrong_behaviour_logprob_stops_the_run_and_is_named"),
 )
 RANKS = ("tests/training/test_ranks.py",)
 
@@ -171,18 +177,25 @@ TABLE = [
                 "[item.select(tokens) for item, tokens in zip(before, kept, strict=True)]",
                 "[*before]",
             ),
+            "an input that is not finite not seen": (
+                '"advantage": batch.advantages,',
+                '"advantage": batch.advantages.nan_to_num(),',
+            ),
+        },
+    ),
+    *of(
+        "training/logprob_gap.py",
+        GAPS,
+        {
             "stale tokens compared": ("batch.version == self._version", "batch.version <= self._version"),
             "divergence off by its linear part": ("differences.expm1() - differences", "differences.expm1()"),
             "divergence the other way round": (
                 "(logprobs - batch.behaviour_logprobs)[fresh]",
                 "(batch.behaviour_logprobs - logprobs)[fresh]",
             ),
-            "largest gap of the last micro-batch": ("max(self._largest, gap)", "gap"),
+            "largest gap of the last micro-batch": ("if largest > self._worst[0]:", "if largest:"),
             "the wrong token named": (".sum()) - 1\n", ".sum())\n"),
-            "an input that is not finite not seen": (
-                '"advantage": batch.advantages,',
-                '"advantage": batch.advantages.nan_to_num(),',
-            ),
+            "no limit of the mean": ('"mean", mean, limits.mean', '"mean", mean, None'),
         },
     ),
     *of(

@@ -9,7 +9,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
-from agentrl_core.config.schema import Component, DataConfig, RolloutConfig, RunConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import RolloutConfig
+from agentrl_core.config.schema import DataConfig, RunConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins import hookspecs, kinds
 from agentrl_core.plugins.kinds import KINDS

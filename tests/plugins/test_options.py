@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.plugins.options import construct
 

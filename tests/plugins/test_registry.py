@@ -5,7 +5,7 @@ import attrs
 import pytest
 
 from agentrl_core import hookimpl
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.registry import Entry

@@ -9,7 +9,7 @@ from tests.gateway import conftest as parts
 from tests.rollout.driving import DrivenScheduler, WatchedStore
 
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.runner import Runner

@@ -10,7 +10,7 @@ from tests.rollout.driving import MEMBER, DrivenScheduler, stopped, until
 from agentrl_core import workflow_context
 from agentrl_core.api.claims import Admission
 from agentrl_core.api.members import Member
-from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
 from agentrl_core.errors import ClaimLostError, MemberError, RunError, StoreError
 from agentrl_core.rollout.order import TaskOrder
 from agentrl_core.rollout.scheduler import CONCURRENCY

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl_core import RolloutWorkflow, RunConfig
-from agentrl_core.config.schema import Component, SamplingConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import SamplingConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.workflows import resolve_workflow

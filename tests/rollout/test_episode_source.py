@@ -7,7 +7,7 @@ import pytest
 from tests.rollout.driving import DrivenScheduler, stopped, until
 
 from agentrl_core.api import context as workflow_context
-from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.episode_source import CallSeat, EpisodeSource, Seat
 from agentrl_core.rollout.runner import Runner

@@ -7,7 +7,7 @@ import pytest
 from tests.gateway import conftest as parts
 from tests.rollout.driving import MEMBER, DrivenScheduler, stopped
 
-from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.gateway.online.leases import Claim
 from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner

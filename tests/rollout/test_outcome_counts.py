@@ -1,7 +1,7 @@
 import attrs
 import pytest
 
-from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
 from agentrl_core.errors import RunError
 from agentrl_core.rollout.outcome_counts import OutcomeCounts, label
 from agentrl_core.types import Outcome, Record

@@ -8,7 +8,7 @@ import pytest
 from agentrl_core import workflow_context
 from agentrl_core.api.run_rows import RunControl
 from agentrl_core.api.scoring import Answer, Score
-from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.config.sampling_sections import SamplingConfig
 from agentrl_core.errors import EngineError, EpisodeError, RunError, StoreError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.text import exact_match

@@ -9,7 +9,7 @@ from tests.rollout.driving import PATIENCE_S, DrivenScheduler, stopped, until
 from agentrl_core import workflow_context
 from agentrl_core.api.scoring import training_step
 from agentrl_core.api.stores import RunControl
-from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.config.sampling_sections import SamplingConfig
 from agentrl_core.errors import ConfigError, EngineError, RunError, StoreError
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.scorers.call import normalize_scorer

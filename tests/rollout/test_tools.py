@@ -9,7 +9,8 @@ from tests.rollout.driving import stopped
 from tests.tools.conftest import FakeServer, raising
 
 from agentrl_core import workflow_context
-from agentrl_core.config.schema import Component, ToolsConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import ToolsConfig
 from agentrl_core.errors import DeliveryUnknownError, EnvironmentLostError, ToolServerError
 from agentrl_core.tools.toolbox import Toolbox
 from agentrl_core.types import Outcome, ToolOutcome

@@ -7,7 +7,7 @@ import pytest
 from tests.rollout.driving import DrivenScheduler, stopped
 
 from agentrl_core import workflow_context
-from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.workflow_call import ResolvedWorkflow, WorkflowCall
 

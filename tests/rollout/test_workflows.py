@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from agentrl_core import AgentWorkflow, RunConfig
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.workflows import resolve_workflow, with_options

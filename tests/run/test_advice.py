@@ -38,6 +38,7 @@ def test_a_tiny_policy_gets_no_advice_on_speed():
         ({}, {"cores": 4}, ["one of 4 cores", "trainer.threads: 4", "threads: 4}"]),
         ({"trainer": {"lr": 4e-4}}, {}, ["trainer.lr is 0.0004", "destroys a pretrained model"]),
         ({}, {"free_bytes": 2**30}, ["4 checkpoints of 1.5 GiB", "1.0 GiB that are free"]),
+        ({"model": {"path": "m", "dtype": "bfloat16"}}, {"free_bytes": 2**30}, ["4 checkpoints of 1.8 GiB"]),
         ({}, {"on_cpu": False}, ["model.dtype is float32", "bfloat16"]),
         (SERVER, {}, ["max_concurrent_rollouts is 32 of 128 episodes", "model server"]),
     ],

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from agentrl_core.api.run_rows import RunControl
-from agentrl_core.config.schema import EvalConfig, RolloutConfig, TrainerConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
+from agentrl_core.config.training_sections import EvalConfig, TrainerConfig
 from agentrl_core.run.directions import Directions
 
 DEADLINE_S = 30.0

@@ -91,14 +91,17 @@ def test_without_a_config_the_installation_is_checked():
 @pytest.mark.parametrize(
     ("agent", "told"),
     [
-        ("Broken", "task 't': 0 LLM calls in 0.0 s, failed (ValueError): ValueError: there is no such tool (agent.py:"),
-        ("Idle", "task 't': 0 LLM calls in 0.0 s, rejected (no_llm_call): the agent returned without an LLM call"),
+        (
+            "Broken",
+            "task 't': 0 LLM calls in N s, failed (ValueError): ValueError: there is no such tool (agent.py:",
+        ),
+        ("Idle", "task 't': 0 LLM calls in N s, rejected (no_llm_call): the agent returned without an LLM call"),
     ],
 )
 def test_an_agent_that_fails_is_told_with_its_reason(agent, told, config):
     ((check, found, fix),) = wrong(examine(config, [f"workflow=agent.py:{agent}"]))
     assert check == "call"
-    assert found.startswith(told)
+    assert re.sub(r"\bin \d+\.\d s\b", "in N s", found).startswith(told)
     assert fix == "correct the agent or its scorer, and try again until one episode ends with a reward"
 
 

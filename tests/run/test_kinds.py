@@ -9,7 +9,8 @@ import pytest
 from agentrl_core import config as configs
 from agentrl_core import hookimpl
 from agentrl_core.cli import main
-from agentrl_core.config.schema import Component, RunConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.plugins.discovery import Distribution
 from agentrl_core.plugins.kinds import KINDS, kind
 from agentrl_core.plugins.manager import PluginManager

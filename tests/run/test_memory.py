@@ -53,6 +53,13 @@ def test_parts_are_where_learner_and_engine_are():
     assert [name for name in found if name.startswith("cpu")] == ["cpu libraries"]
 
 
+def test_a_gpu_holds_the_whole_prefix_store_from_the_start():
+    few = Load(record=10, pass_=20, running=2)
+    # 2 x 4 layers x 32 numbers x 4 bytes a token: of 4 x 2 x 10 tokens, and of all 32,768
+    assert sizes(load=few)["cpu engine's prefix store"] == 1024 * 80
+    assert sizes(load=few, engine=torch.device("cuda:0"))["cuda:0 engine's prefix store"] == 1024 * 32768
+
+
 def test_recomputed_activations_take_less():
     sparing = sizes(config_of(trainer={"gradient_checkpointing": True}))
     assert sparing["cpu activations"] < sizes()["cpu activations"] / 2

@@ -8,7 +8,7 @@ from tests.run.test_versions import make_group, published
 
 from agentrl_core.batching.group_orders import Fifo
 from agentrl_core.batching.signal import Signal
-from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
 from agentrl_core.run.group_ranking import GroupRanking
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.versions import TokenAges

@@ -8,7 +8,7 @@ import yaml
 
 from agentrl_core import hookimpl
 from agentrl_core.config import load
-from agentrl_core.config.schema import GatewayConfig
+from agentrl_core.config.sampling_sections import GatewayConfig
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.plugins.registry import PROGRAM
 from agentrl_core.run.checks import check_config

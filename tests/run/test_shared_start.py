@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from agentrl_core.api.claims import Admission
 from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow, StepRow
-from agentrl_core.config.schema import ModelConfig
+from agentrl_core.config.training_sections import ModelConfig
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.shared_start import check_unfinished, model_directory, newest_checkpoint

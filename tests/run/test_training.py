@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflow, Trainer
 from agentrl_core.api.kept_tokens import ids_of
+from agentrl_core.engines.cache import KeyValueCache
 from agentrl_core.errors import ConfigError, RunError, TrainingError, UsageError
 from agentrl_core.run.trainer import resume
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -574,3 +575,28 @@ def test_what_is_not_finite_stops_a_run_that_was_not_told_to_skip_it(project):
     Path("broken.py").write_text(BROKEN, encoding="utf-8")
     with pytest.raises(RunError, match=r"not be finite and was refused.* Records: \w+ \(loss nan\)\. "):
         Trainer(project(name="stops", loss={"use": "broken.py:Loss"})).train()
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_an_engine_lends_its_memory_to_each_step_that_is_trained_without_sampling(project, monkeypatch, ahead):
+    told = []
+
+    def telling(kind, name, method, size):
+        def tell(self, *arguments, **options):
+            told.append((name, size(self)))
+            return method(self, *arguments, **options)
+
+        monkeypatch.setattr(kind, name, tell)
+
+    telling(KeyValueCache, "release", KeyValueCache.release, lambda cache: cache.rows.numel() > 0)
+    telling(KeyValueCache, "reserve", KeyValueCache.reserve, lambda cache: cache.rows.numel() > 0)
+    telling(KeyValueCache, "allocate", KeyValueCache.allocate, lambda _: True)
+    telling(Learner, "step", Learner.step, lambda _: True)
+    telling(Learner, "release", Learner.release, lambda _: True)
+    trainer = {"steps": 2, "lr": 1e-3, "save_steps": 1, "warmup_steps": 0, "offload": "optimizer"}
+    summary = Trainer(project(trainer=trainer, rollout={"max_head_offpolicyness": ahead})).train()
+    assert summary.steps == 2
+    assert all(held for _, held in told), "sampled without memory"
+    order = [name for name, _ in told if name != "reserve"]
+    turn = ["release", "step", "release", "allocate"]
+    assert order == ["allocate", "release", *(turn * 2 if ahead == 0 else ["step", "release"] * 2)]

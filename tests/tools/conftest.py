@@ -7,7 +7,8 @@ import attrs
 import pytest
 
 from agentrl_core.api.tools import ToolEpisode, ToolResult, ToolSpec
-from agentrl_core.config.schema import Component, ToolsConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import ToolsConfig
 from agentrl_core.tools.toolbox import Toolbox
 
 ECHO = ToolSpec(

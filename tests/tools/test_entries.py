@@ -1,6 +1,6 @@
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.tools.entries import common_options, name_clashes, own_part
 

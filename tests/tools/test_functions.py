@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from agentrl_core.api.tools import ToolEpisode
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.tools.function_schema import convert_arguments, describe_function

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.config.schema import ToolsConfig
+from agentrl_core.config.sampling_sections import ToolsConfig
 from agentrl_core.tools.health import SERVER_FAULTS, Health
 from agentrl_core.types import ToolOutcome
 

@@ -6,7 +6,8 @@ import attrs
 import pytest
 
 from agentrl_core.api.tools import ToolEpisode
-from agentrl_core.config.schema import Component, ToolsConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import ToolsConfig
 from agentrl_core.errors import EnvironmentLostError, RunError
 from agentrl_core.tools.recorded import RecordedToolbox
 from agentrl_core.types import Episode, Interaction, Outcome, Record, ToolCall, ToolOutcome

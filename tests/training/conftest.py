@@ -11,7 +11,7 @@ from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.batching import advantages
 from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.filters import ZeroVariance
-from agentrl_core.config.schema import TrainerConfig
+from agentrl_core.config.training_sections import TrainerConfig
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.learner import Learner

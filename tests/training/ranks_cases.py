@@ -36,6 +36,8 @@ CASES = {
     "calls are sequences": Case(aggregation={"aggregation": "seq_mean_token_mean", "unit": "interaction"}),
     "a rank without rows": Case(shared=False),
     "fp32": Case(dtype="float32"),
+    "bf16 with masters": Case(dtype="bfloat16"),
+    "bf16, a rank without rows": Case(dtype="bfloat16", shared=False),
     "an unused weight": Case(unused=True),
     "skip": Case(fault="advantage", non_finite="skip"),
     "skip all of a rank": Case(fault="advantages of a rank", non_finite="skip"),
@@ -70,9 +72,11 @@ def train(model_dir, samples, case, ranks=ALONE):
     shares = share_out(samples, ranks.size) if case.shared else [[]] * (ranks.size - 1) + [samples]
     share = [faulty(sample, case, [item.record for item in shares[-1]]) for sample in shares[ranks.rank]]
     update = pack(share, max_tokens=40, config=AggregationConfig(**case.aggregation))
-    if case.dtype == "float32":
+    if case.dtype != "float64":
         # AdamW divides by the gradient's own size, so that of a gradient near zero the rounding alone decides
-        optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+        # In bf16 small steps: which ratios the second update clips depends on how the first was rounded.
+        optimizer = torch.optim.SGD(policy.masters.parameters, lr=0.1 if case.dtype == "float32" else 1e-3)
+        optimizer.register_step_post_hook(lambda *_: policy.masters.round_into_module())
     else:
         optimizer = adamw(policy.masters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     updater = Updater(
@@ -97,12 +101,9 @@ def train(model_dir, samples, case, ranks=ALONE):
         values = [guard.attempt(update, [PreStep()] * len(update.micro_batches), apply) for _ in range(2)]
     except (TrainingError, ZeroDivisionError) as error:
         values = repr(error)
-    return (
-        values,
-        guard.left_out,
-        means.means(),
-        {name: weight.data for name, weight in policy.model.named_parameters()},
-    )
+    weights = {name: weight.data for name, weight in policy.model.named_parameters()}
+    masters = {f"master of {name}": master.data for name, master in policy.masters.copies.items()}
+    return values, guard.left_out, means.means(), weights | masters
 
 
 def faulty(sample, case, last_rank):

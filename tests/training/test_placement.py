@@ -15,7 +15,7 @@ from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import training_signal
-from agentrl_core.config.schema import WarmStartConfig
+from agentrl_core.config.training_sections import WarmStartConfig
 from agentrl_core.data.demonstrations import Demonstration
 from agentrl_core.errors import AgentRLError
 from agentrl_core.losses import AggregationConfig, corrected

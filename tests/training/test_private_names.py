@@ -13,6 +13,7 @@ from torch import nn
 from transformers import cache_utils, modeling_layers
 
 import agentrl_core
+from agentrl_core.engines import layout
 from agentrl_core.errors import ConfigError
 from agentrl_core.training import private_names
 from agentrl_core.training.attention import branch_cache, rect
@@ -22,6 +23,7 @@ from agentrl_core.training.policy import Policy
 PACKAGE = Path(agentrl_core.__file__).parent
 USED = {
     "torch.ops.aten": (torch.ops.aten, ["_scaled_dot_product_flash_attention_for_cpu"]),
+    "torch.ops.mkldnn": (torch.ops.mkldnn, list(layout._OPERATORS)),
     "transformers.modeling_layers": (modeling_layers, ["GradientCheckpointingLayer"]),
     "transformers.cache_utils": (cache_utils, ["DynamicCache", *sorted(branch_cache._CONTINUED)]),
     "transformers.DynamicCache": (cache_utils.DynamicCache, ["update_conv_state", "update_recurrent_state"]),
@@ -58,8 +60,15 @@ def private_attributes(path):
 @pytest.mark.parametrize("folder", ["training", "models", "engines", "losses", "batching"])
 def test_no_other_module_reads_private_names(folder):
     found = {path.name: names for path in (PACKAGE / folder).rglob("*.py") if (names := private_attributes(path))}
-    # The layers' attribute that `recomputing` sets itself; `recomputable_layers` tries whether it has an effect.
-    allowed = {"gradient_checkpointing.py": {"_gradient_checkpointing_func"}} if folder == "training" else {}
+    allowed = {
+        # The layers' attribute that `recomputing` sets itself; `recomputable_layers` tries whether it has an effect.
+        "training": {"gradient_checkpointing.py": {"_gradient_checkpointing_func"}},
+        # Operators of oneDNN, which the layout looks for before it uses them.
+        "engines": {
+            "decoder.py": {"_linear_pointwise"},
+            "layout.py": {"_reorder_linear_weight", "_is_mkldnn_bf16_supported"},
+        },
+    }.get(folder, {})
     assert found == allowed, "look such names up in training/private_names.py, and add them to USED"
 
 

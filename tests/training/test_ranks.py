@@ -44,14 +44,29 @@ def test_ranks_come_to_what_one_comes_to(by_rank, model_dir, samples, case):
         ]
         setup = attrs.evolve(setup, fault="")
     values, left_out, means, weights = cases.train(model_dir, samples, setup)
+    # In bf16 each micro-batch is rounded to 8 bits, and these are other ones: gradients differ by 1 %, and by 3 % from
+    # those in fp64. A sum over ranks that is forgotten makes far more.
+    narrow = setup.dtype == "bfloat16"
     exact = {"rtol": 0, "atol": 1e-5 if setup.dtype == "float32" else 1e-10}
     before = dict(Policy.load(model_dir).model.named_parameters())
     assert any(not torch.equal(before[name], weight.float()) for name, weight in weights.items() if name in before)
     for found_values, found_left_out, found_means, found_weights in (rank[case] for rank in by_rank):
-        assert found_values == pytest.approx(values, rel=1e-6)
+        assert found_values == pytest.approx(values, rel=5e-3 if narrow else 1e-6)
         assert found_left_out == left_out
-        assert found_means == pytest.approx(means, rel=1e-5)
-        torch.testing.assert_close(found_weights, weights, **exact)
+        if not narrow:
+            assert found_means == pytest.approx(means, rel=1e-5)
+            torch.testing.assert_close(found_weights, weights, **exact)
+            continue
+        # The shares of tokens beyond a limit may differ by single tokens.
+        assert found_means.keys() == means.keys()
+        assert found_means["grad_norm"] == pytest.approx(means["grad_norm"], rel=0.1)
+        # Compared with how far the two updates moved all masters together.
+        start = dict(Policy.load(model_dir, dtype="bfloat16").masters.copies)
+        masters = [name for name in weights if name.startswith("master of ")]
+        assert len(masters) == len(start)
+        off = sum((found_weights[name] - weights[name]).square().sum() for name in masters)
+        moved = sum((weights[f"master of {name}"] - value).square().sum() for name, value in start.items())
+        assert off.sqrt() < 0.1 * moved.sqrt()
 
 
 def test_ranks_stay_bit_equal(by_rank):

@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from agentrl_core.config.schema import WarmStartConfig
+from agentrl_core.config.training_sections import WarmStartConfig
 from agentrl_core.data.demonstrations import demonstration
 from agentrl_core.models.tiny import build
 

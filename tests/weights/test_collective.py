@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import pickle
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl_core.api.publishers import PublisherPlan, SharedTensor
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.engines.remote.proving import WeightProof
 from agentrl_core.engines.remote.publishers import PUBLISHERS
 from agentrl_core.errors import ConfigError, EngineError
@@ -369,3 +370,25 @@ def test_a_tied_weight_is_sent_once_under_its_main_name(module, model_dir, tmp_p
 
 def test_ipc_is_not_shared_by_accident():
     assert ipc.HandlePublisher(plan=plan(VLLM()))._share is ipc.share
+
+
+@pytest.mark.slow
+def test_a_renewed_group_meets_at_the_same_port(workers, engine, module):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    one = engine(port=port)
+    asyncio.run(one.load_weights(1, ModuleWeights(module)))
+    told(workers[1], "/forget")
+    step(module)
+    asyncio.run(one.load_weights(2, ModuleWeights(module)))
+    assert [told(url, "/received")["digests"] for url in workers] == [digests(module)] * 2
+
+
+def test_a_port_that_is_taken_is_named(module):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        chosen = Component("nccl", {"backend": "gloo", "port": port})
+        publisher = build_publisher(PUBLISHERS, chosen, plan(VLLM()))
+        publisher.prepare(1, ModuleWeights(module))
+        with pytest.raises(EngineError, match=rf"weights\.publish: no rendezvous at 127\.0\.0\.1:{port}: .*in use"):
+            asyncio.run(publisher.deliver(1, "1", [Receiver()]))

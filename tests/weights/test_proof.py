@@ -95,6 +95,18 @@ def test_the_first_weights_are_held_to_the_limit_only():
     assert Judge(max_gap=0.01).judge(added(START, vector("n", 0.1)), new).verdict is Verdict.WRONG
 
 
+@given(st.integers(0, 10**9), st.sampled_from([3e-6, 1e-4, 0.02, 0.1]), st.floats(0.001, 1000), st.booleans())
+def test_an_engine_of_unknown_noise_is_stale_only_where_it_has_the_old_weights(seed, noise, ratio, arrived):
+    step = vector(f"step {seed}", min(noise * ratio, 0.2))
+    new = canary(1, added(START, step))
+    seen = added(new.logprobs if arrived else START, vector(f"now {seed}", noise))
+    finding = Judge().judge(seen, new, old=canary(0, START))
+    if arrived:
+        assert finding.verdict is Verdict.PROVEN
+    elif finding.change > max(4 * noise, 1e-4):
+        assert finding.verdict is Verdict.STALE
+
+
 @pytest.mark.parametrize("wrong", [START[:-1], [*START[:-1], math.nan], [*START[:-1], -math.inf]])
 def test_logprobs_of_another_shape_are_wrong(wrong):
     assert Judge().judge(wrong, canary(0, START)).verdict is Verdict.WRONG

@@ -5,7 +5,7 @@ import json
 import anthropic
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.models.tiny import TURN_START
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agentrl_core.config.schema import AgentConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Outcome

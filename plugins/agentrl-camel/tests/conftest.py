@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.types import Task

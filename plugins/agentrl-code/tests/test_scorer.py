@@ -17,7 +17,7 @@ from agentrl_code.reading import read_tests
 from agentrl_code.sandbox import Limits, RefusedLevelError, Sandboxes, SandboxLostError, best_level, own_folder
 from agentrl_code.scorer import Code, find_program
 from agentrl_code.verdicts import run_tests
-from agentrl_core.config.schema import GatewayConfig
+from agentrl_core.config.sampling_sections import GatewayConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.table import check_scorers

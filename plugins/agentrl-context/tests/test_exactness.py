@@ -19,7 +19,7 @@ from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.compaction import NamedPolicy

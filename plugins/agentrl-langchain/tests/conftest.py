@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import Component, GatewayConfig, RolloutConfig, SamplingConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import GatewayConfig, RolloutConfig, SamplingConfig
 from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.models.tiny import MARKERS, PAD, TEMPLATE, TURN_END, TURN_START

@@ -23,7 +23,8 @@ from agents.retry import retry_policies
 from agents.tracing import get_current_trace, set_trace_processors
 from agents.tracing.processor_interface import TracingProcessor
 
-from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.types import Outcome

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import DataError
 from agentrl_core.types import Outcome
 from agentrl_openenv.dataset import NeMoGymTasks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.types import Outcome, Task
 from agentrl_openenv.dataset import OpenEnvTasks
 

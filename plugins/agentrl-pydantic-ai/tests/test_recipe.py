@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from quest import first_message, situations
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Outcome, Task

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError, DataError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_reasoning_gym import ReasoningGym

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_sglang.engine import SGLangEngine

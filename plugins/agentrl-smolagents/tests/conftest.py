@@ -6,7 +6,7 @@ import json
 import pytest
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Task

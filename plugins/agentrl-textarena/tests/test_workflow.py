@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_core.config import load
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.run.checks import check_config

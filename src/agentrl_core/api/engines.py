@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import torch
+
     from agentrl_core.api.weights import Publication, WeightSource
     from agentrl_core.types import Chunk, GenerateRequest
 
@@ -79,6 +81,27 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Abort running requests and free threads and memory; idempotent."""
+        ...
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """Optional part of an engine in the learner's process: memory that it lends to the learner for a training step."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device that the engine computes on."""
+        ...
+
+    async def release(self) -> None:
+        """Free the memory of keys and values, and sample nothing until `reclaim`; weights may be loaded meanwhile.
+
+        Running requests go on after `reclaim`. Raises `EngineError` if the memory has been released already.
+        """
+        ...
+
+    async def reclaim(self) -> None:
+        """Take the memory again, and go on sampling; raises `EngineError` if it has not been released."""
         ...
 
 

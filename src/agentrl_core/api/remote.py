@@ -108,8 +108,6 @@ class Command:
     body: Mapping[str, Any] = attrs.field(factory=dict)
     expected: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields that the reply must have, for routes that tell a failure with status 200."""
-    once: bool = False
-    """Whether it fails instead: a second call would wait for weights that were sent with the first."""
 
 
 @attrs.frozen(kw_only=True)

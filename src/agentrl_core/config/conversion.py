@@ -18,9 +18,9 @@ import attrs
 from cattrs import Converter
 from cattrs.errors import StructureHandlerNotFoundError
 
+from agentrl_core.config.component import Component
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import describe
-from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
 
 Option: TypeAlias = "Callable[[Any, Any, attrs.Attribute[Any]], Any]"

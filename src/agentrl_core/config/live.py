@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from agentrl_core.config.nodes import Problem
-    from agentrl_core.config.schema import EvalConfig, RolloutConfig, TrainerConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig
+    from agentrl_core.config.training_sections import EvalConfig, TrainerConfig
 
 C = TypeVar("C", bound="RolloutConfig | TrainerConfig | EvalConfig")
 

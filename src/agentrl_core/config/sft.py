@@ -11,22 +11,10 @@ from typing import Literal
 import attrs
 from attrs import field, validators
 
-from agentrl_core.config.schema import (
-    Component,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    Must,
-    PluginsConfig,
-    RunConfig,
-    TrainerConfig,
-    device_name,
-    filled,
-    not_negative,
-    positive,
-    run_name,
-    seed_number,
-)
+from agentrl_core.config.component import Component
+from agentrl_core.config.schema import DataConfig, PluginsConfig, RunConfig
+from agentrl_core.config.training_sections import EvalConfig, ModelConfig, TrainerConfig
+from agentrl_core.config.validators import Must, device_name, filled, not_negative, positive, run_name, seed_number
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 import attrs
 
+from agentrl_core.config.component import Component
 from agentrl_core.config.conversion import (
     ConfigFault,
     InvalidError,
@@ -23,8 +24,9 @@ from agentrl_core.config.conversion import (
 from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import with_user_alone, without_url_passwords
-from agentrl_core.config.schema import Component, ModelConfig, RunConfig
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import COUNTERPARTS, SftConfig
+from agentrl_core.config.training_sections import ModelConfig
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 

@@ -360,13 +360,19 @@ class EmbeddedEngine:
         self._batch.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # gives the learner's process-wide allocator whole segments back
-        self._freed.set_result(None)
-        self._freed = None
+        freed, self._freed = self._freed, None
+        if freed.set_running_or_notify_cancel():  # False: the caller was cancelled
+            freed.set_result(None)
 
     def _reclaim(self) -> None:
         if not self._released:
             raise EngineError("the engine's memory has not been released")
-        self._batch.reclaim()
+        if self._freed is not None:
+            # The caller of `release` was cancelled before anything was freed; what is freed later would be in use.
+            self._freed.cancel()
+            self._freed = None
+        else:
+            self._batch.reclaim()
         self._released = False
 
     def _load(self, version: int, module: nn.Module) -> float:
@@ -397,7 +403,7 @@ class EmbeddedEngine:
         with self._lock:
             self._ended = error
         self._fail(error)
-        if self._freed is not None:
+        if self._freed is not None and self._freed.set_running_or_notify_cancel():
             self._freed.set_exception(error)
         while not self._inbox.empty():
             self._inbox.get()()

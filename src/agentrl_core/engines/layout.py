@@ -70,8 +70,14 @@ class Layout:
         return packed
 
 
+_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+"""Operators of oneDNN, which have no public names in torch; without them, matrices stay as they are."""
+
+
 def _packs(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies this data type on this processor."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS):
         return False
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 (no public name)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.stores import Store
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+    from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
     from agentrl_core.errors import ServerLostError
     from agentrl_core.gateway.call_types import ChatRequest, Reply
     from agentrl_core.gateway.compaction import NamedPolicy

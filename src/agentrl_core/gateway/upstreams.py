@@ -32,7 +32,7 @@ from agentrl_core.http.backoff import RETRYABLE_STATUSES, Backoff, RetryPolicy, 
 from agentrl_core.http.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import UpstreamConfig
+    from agentrl_core.config.sampling_sections import UpstreamConfig
     from agentrl_core.gateway.call_types import ChatRequest, TokenUsage
 
 _OK = 200

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 from attrs import field, validators
 
-from agentrl_core.config.schema import Component  # noqa: TC001 - the type of an option, read at run time
+from agentrl_core.config.component import Component  # noqa: TC001 - the type of an option, read at run time
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.aggregate import AggregationConfig
 from agentrl_core.plugins.options import Where, construct, place

@@ -3,8 +3,8 @@
 Discovery, the registry, the checks before a run, the run itself and `agentrl plugins` derive what they do from `KINDS`.
 A new kind is one more hook here. With it come
 
-- the option in `config/schema.py` that names its components, and `cookbook/config.md`, which
-  `python -m tests.config.config_page` writes,
+- the option in `config/schema.py`, or in a module of its sections, that names its components, and
+  `cookbook/config.md`, which `python -m tests.config.config_page` writes,
 - its protocol in `api/`, and the place that uses its components,
 - a built-in one in `builtins.py`, if it needs a default,
 - a line in `tests/plugins/hookspecs.txt`, and one in the table of `cookbook/architecture.md`,

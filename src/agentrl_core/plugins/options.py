@@ -39,7 +39,11 @@ def construct(
 def bind(
     target: object, options: Mapping[str, Any], *, name: str, where: Where, injected: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments with which `construct` builds `target`; raises the `ConfigError`s that need no building."""
+    """Return the arguments with which `construct` builds `target`; raises the `ConfigError`s that need no building.
+
+    A class may have a class method `check_options(**arguments)`, which raises `ValueError` for options that do not fit
+    together, so that `agentrl config check` finds them without building anything.
+    """
     if not (inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, functools.partial)):
         if options:
             option = next(iter(options))
@@ -62,6 +66,12 @@ def bind(
             kind = _type_of(target, parameter)
             expected = "" if kind is _ANY else f", {_named(kind)}"
             raise ConfigError(f"{place(where)}: {name} needs the option '{key}'{expected}")
+    check = getattr(target, "check_options", None) if inspect.isclass(target) else None
+    if check is not None:
+        try:
+            check(**values)
+        except ValueError as error:
+            raise _refused(error, options, name, where) from error
     return values
 
 
@@ -88,10 +98,15 @@ def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], n
     try:
         return target(**values)
     except (ValueError, TypeError) as error:
-        # attrs' validators raise with the attribute and the value as further arguments, and quote its name first.
-        text = str(error.args[0] if error.args else error)
-        quoted = text.split("'")[1] if text.startswith("'") else ""
-        raise ConfigError(f"{place(where, quoted if quoted in options else '')}: {name}: {text}") from error
+        raise _refused(error, options, name, where) from error
+
+
+def _refused(error: Exception, options: Mapping[str, Any], name: str, where: Where) -> ConfigError:
+    """Return the error for options that a constructor refuses; `where` is that of the option it quotes first."""
+    # attrs' validators raise with the attribute and the value as further arguments, and quote its name first.
+    text = str(error.args[0] if error.args else error)
+    quoted = text.split("'")[1] if text.startswith("'") else ""
+    return ConfigError(f"{place(where, quoted if quoted in options else '')}: {name}: {text}")
 
 
 def _near_option(option: str, known: Collection[str]) -> str:

@@ -19,7 +19,7 @@ from agentrl_core.plugins.options import Where, bind, construct, parameters_of, 
 from agentrl_core.plugins.references import Reference, is_reference, one_line, resolve, user_folders
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import Component
+    from agentrl_core.config.component import Component
     from agentrl_core.plugins.kinds import Kind
     from agentrl_core.plugins.manager import PluginManager
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.config.schema import SamplingConfig
+    from agentrl_core.config.sampling_sections import SamplingConfig
     from agentrl_core.errors import RunError, ServerLostError
     from agentrl_core.gateway.call_types import ChatRequest, Reply
     from agentrl_core.types import Interaction, Record

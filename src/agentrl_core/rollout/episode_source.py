@@ -22,7 +22,7 @@ from agentrl_core.rollout.token_level.engine import RecordEngine
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import EpisodeTools
-    from agentrl_core.config.schema import SamplingConfig
+    from agentrl_core.config.sampling_sections import SamplingConfig
     from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.types import Message, Record, Task
 

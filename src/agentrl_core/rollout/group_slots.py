@@ -10,7 +10,7 @@ from agentrl_core.rollout.run_agent import SIBLING_FAILED
 from agentrl_core.types import Outcome, Record
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig
 
 StartSlot: TypeAlias = "Callable[[asyncio.TaskGroup, int, int], asyncio.Task[Record | None]]"
 """Function that starts one episode in a task group, given slot and attempt number. Its record is None if no online

@@ -21,7 +21,7 @@ from agentrl_core.rollout.run_agent import AgentResult
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig, SamplingConfig
+    from agentrl_core.config.sampling_sections import AgentConfig, GatewayConfig, RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway
     from agentrl_core.gateway.online.leases import Lease
     from agentrl_core.gateway.online.session import OnlineSession

@@ -11,7 +11,7 @@ from agentrl_core.errors import RunError
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig
     from agentrl_core.types import Record
 
 

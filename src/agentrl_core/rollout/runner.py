@@ -29,7 +29,7 @@ from agentrl_core.types import BY_USER, Episode, Interaction, Message, Outcome, 
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import RunControl, Store
-    from agentrl_core.config.schema import RolloutConfig, SamplingConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig, SamplingConfig
     from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.rollout.episode_source import EpisodeSource, Seat
     from agentrl_core.scorers.call import NormalizedScorer

@@ -29,7 +29,7 @@ from agentrl_core.types import Outcome, Record, Task
 if TYPE_CHECKING:
     from agentrl_core.api.claims import GroupClaim
     from agentrl_core.api.stores import RunControl, Store
-    from agentrl_core.config.schema import RolloutConfig, SamplingConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig, SamplingConfig
     from agentrl_core.rollout.runner import Runner
 
 T = TypeVar("T")

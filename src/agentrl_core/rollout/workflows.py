@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from agentrl_core.api.workflow import RolloutWorkflow
+from agentrl_core.config.component import Component
 from agentrl_core.config.invocation import pip_install
-from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.plugins.catalog import of_another_interpreter, providers
 from agentrl_core.plugins.options import bind, construct, place

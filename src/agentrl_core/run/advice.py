@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,8 @@ _LONG_S = 600.0
 """Seconds of sampling for one step from which on its length is pointed out."""
 _DESTRUCTIVE_LR = 3e-5
 """Learning rate on all weights from which on a pretrained model is likely to lose its abilities."""
-_STATE_BYTES = 12
-"""Bytes of a checkpoint per parameter: weights and AdamW's two moments, in float32."""
+_STATE_BYTES = {"float32": 12, "bfloat16": 14}
+"""Bytes of a checkpoint per parameter: weights, bf16's master weights, and AdamW's two moments."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,12 +69,7 @@ def num_parameters(model_dir: Path) -> int:
     for path in model_dir.glob("*.safetensors"):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                size = 1
-                for length in tensor["shape"]:
-                    size *= length
-                total += size
+        total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     return total
 
 
@@ -146,10 +142,11 @@ def _precision(config: RunConfig, setting: Setting) -> Iterator[str]:
 def _checkpoints(config: RunConfig, setting: Setting) -> Iterator[str]:
     """Yield a warning if the run's checkpoints will not fit on the disk; one more exists while it is written."""
     count = config.trainer.keep_last + 1
-    needed = count * _STATE_BYTES * setting.parameters
+    size = _STATE_BYTES[config.model.dtype] * setting.parameters
+    needed = count * size
     if needed > setting.free_bytes:
         yield (
-            f"{count} checkpoints of {_STATE_BYTES * setting.parameters / 2**30:.1f} GiB, as trainer.keep_last: "
+            f"{count} checkpoints of {size / 2**30:.1f} GiB, as trainer.keep_last: "
             f"{config.trainer.keep_last} allows, do not fit into the {setting.free_bytes / 2**30:.1f} GiB that are free"
             " for output_dir; free disk space there, or lower keep_last"
         )

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.api.stores import Store
-    from agentrl_core.config.schema import TrainerConfig
     from agentrl_core.config.sft import SftTrainerConfig
+    from agentrl_core.config.training_sections import TrainerConfig
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.progress import Progress
 

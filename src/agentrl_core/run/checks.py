@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core import config as configs
 from agentrl_core.chat import Chat
 from agentrl_core.concurrency.secrecy import withhold
-from agentrl_core.config.schema import AUTO, RunConfig
+from agentrl_core.config.component import AUTO
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.data.tasks import line_of, load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
@@ -36,7 +37,7 @@ from agentrl_core.tools.entries import name_clashes
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
-    from agentrl_core.config.schema import Component
+    from agentrl_core.config.component import Component
     from agentrl_core.plugins.registry import Registry
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.types import Task

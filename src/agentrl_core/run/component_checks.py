@@ -17,7 +17,8 @@ import attrs
 
 from agentrl_core.chat import Chat
 from agentrl_core.chat.parsers.hermes import HermesParser
-from agentrl_core.config.schema import AUTO, Component, RunConfig
+from agentrl_core.config.component import AUTO, Component
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
 from agentrl_core.losses import LossSection

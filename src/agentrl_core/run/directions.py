@@ -11,7 +11,7 @@ from agentrl_core.config.live import with_limits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl_core.config.schema import EvalConfig, TrainerConfig
+    from agentrl_core.config.training_sections import EvalConfig, TrainerConfig
 
 C = TypeVar("C", bound="EvalConfig | TrainerConfig")
 

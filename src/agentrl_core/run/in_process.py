@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.api.engines import Provable
+from agentrl_core.api.engines import Provable, TakesTurns
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
 from agentrl_core.concurrency.processes import close_workers
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.compaction import NamedPolicy
@@ -193,6 +193,18 @@ class InProcessSampling(SamplingSide):
             publication = self._agents.run(self.engine.load_weights(version, source))
         self._version = version
         return publication
+
+    def lend_memory(self, device: str) -> bool:
+        """Free the engine's keys and values, if it is on `device` too; return whether it was."""
+        if not isinstance(self.engine, TakesTurns) or str(self.engine.device) != device:
+            return False
+        self._agents.run(self.engine.release())
+        return True
+
+    def take_memory_back(self) -> None:
+        """Let the engine allocate its keys and values again, and sample."""
+        if isinstance(self.engine, TakesTurns):
+            self._agents.run(self.engine.reclaim())
 
     def open_capacity(self, version: int, steps_done: int) -> None:  # noqa: ARG002  (a trainer apart waits for it)
         """Admit further groups, which sample from the weights that were loaded last."""

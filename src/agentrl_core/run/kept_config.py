@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
-from agentrl_core.config.schema import AUTO
+from agentrl_core.config.component import AUTO
 from agentrl_core.errors import UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.loss import settled

@@ -184,6 +184,9 @@ class TrainingLoop:
         sampled = time.perf_counter()
         sampling_s = sampled - self._sampling_since(begin)
         self._sampled_at = sampled
+        # Groups that are sampled meanwhile need the engine's memory.
+        takes_turns = self._config.trainer.offload != "none" and rollout.max_head_offpolicyness == 0
+        lent = takes_turns and self._sampling.lend_memory(self._learner.device)
         metrics = self._learner.step(signal, step=self._step + 1, version=self._version)
         trained = time.perf_counter()
         # From here on weights, version, store row and step number must change together; a Ctrl-C waits until then.
@@ -218,6 +221,8 @@ class TrainingLoop:
         )
         # Not earlier: the engine has taken the weights, and a checkpoint has read them.
         self._learner.release()
+        if lent:
+            self._sampling.take_memory_back()
         self._audit.step(row)
         return StepReport(
             step=self._step,

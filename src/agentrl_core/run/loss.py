@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import attrs
 
 from agentrl_core.api.models import is_pretrained
-from agentrl_core.config.schema import AUTO, Component, RunConfig
+from agentrl_core.config.component import AUTO, Component
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.losses import LossSection, corrected
@@ -17,7 +18,7 @@ from agentrl_core.training.default_lr import with_rates
 if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator
     from agentrl_core.config import LoadedConfig
-    from agentrl_core.config.schema import SamplingConfig
+    from agentrl_core.config.sampling_sections import SamplingConfig
     from agentrl_core.plugins.registry import Registry
 
 C = TypeVar("C", bound=RunConfig | SftConfig)

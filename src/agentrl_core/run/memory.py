@@ -51,7 +51,7 @@ class ModelShape:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        config: Any = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         library: Any = AutoModelForCausalLM
         with torch.device("meta"):
             module = library.from_config(config)
@@ -175,8 +175,8 @@ def _engine_parts(config: RunConfig, shape: ModelShape, load: Load, device: str)
     yield Part(
         what=f"engine's prefix store of {prefixes:,} tokens",
         device=device,
-        # Its memory is used as it fills: at first by the prompts, later by whatever was sampled.
-        bytes=token * min(prefixes, 4 * load.running * load.record),
+        # On a CPU its memory is used as it fills: at first by the prompts, later by whatever was sampled.
+        bytes=token * (min(prefixes, 4 * load.running * load.record) if device == "cpu" else prefixes),
         option=f"lower engine.prefix_tokens (now {prefixes})",
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agentrl_core.api.weights import Publication, WeightSource
-    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig
     from agentrl_core.run.group_ranking import GroupRanking
     from agentrl_core.run.versions import TokenAges
     from agentrl_core.training.learner import Learner
@@ -98,6 +98,17 @@ class SamplingSide(Protocol):
 
         Returns how the weights came; None if the engine measures nothing.
         """
+        ...
+
+    def lend_memory(self, device: str) -> bool:
+        """Free the engine's keys and values for a training step on `device`; return whether any were freed.
+
+        Nothing is sampled until `take_memory_back`, which must follow if this returns True.
+        """
+        ...
+
+    def take_memory_back(self) -> None:
+        """End what `lend_memory` began."""
         ...
 
     def open_capacity(self, version: int, steps_done: int) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
 from agentrl_core.api.stores import IDENTITY, ORIGIN, RunRow
+from agentrl_core.config.component import Component
 from agentrl_core.config.invocation import command_line, near
-from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, RunError, StoreError, UsageError
 from agentrl_core.models.folder import no_model_in
 from agentrl_core.run.membership import declare_gone

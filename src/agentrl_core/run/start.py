@@ -16,6 +16,7 @@ from agentrl_core import config as configs
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
 from agentrl_core.models.placement import device_of
+from agentrl_core.plugins.discovery import names_core
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.shared_start import (
     announce,
@@ -29,7 +30,8 @@ from agentrl_core.run.shared_start import (
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
-    from agentrl_core.config.schema import RunConfig, WarmStartConfig
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.config.training_sections import WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
@@ -179,7 +181,7 @@ def _learner(components: RunComponents, directory: RunDirectory, model_dir: Path
 
 def _engine_precision(config: RunConfig) -> EnginePrecision:
     """Return the type that the engine computes in; only the embedded one is known to take it from the config."""
-    if config.engine.use != "embedded":
+    if not names_core(config.engine.use, "embedded"):
         return "unknown"
     precision: EnginePrecision = config.engine.options.get("dtype") or config.model.dtype
     return precision

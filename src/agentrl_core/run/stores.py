@@ -8,7 +8,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.concurrency.secrecy import withhold
-from agentrl_core.config.schema import Component, RunConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import PluginError, UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.options import construct

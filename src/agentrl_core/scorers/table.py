@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.config.component import Component
 from agentrl_core.config.conversion import convert
-from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, RunError, UsageError
 from agentrl_core.plugins.catalog import default_scorer
 from agentrl_core.plugins.references import is_reference
@@ -17,7 +17,7 @@ from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agentrl_core.config.schema import GatewayConfig
+    from agentrl_core.config.sampling_sections import GatewayConfig
     from agentrl_core.plugins.registry import Registry
     from agentrl_core.types import Task
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.config.schema import Component, Must, positive
+from agentrl_core.config.validators import Must, positive
 from agentrl_core.plugins.options import Where, construct
+
+if TYPE_CHECKING:
+    from agentrl_core.config.component import Component
 
 _WORD = re.compile(r"[A-Za-z0-9_-]*")
 _word = Must("letters, digits, '_' and '-'", lambda value: _WORD.fullmatch(value) is not None)

@@ -9,7 +9,7 @@ from agentrl_core.errors import ToolServerError
 from agentrl_core.types import ToolOutcome
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import ToolsConfig
+    from agentrl_core.config.sampling_sections import ToolsConfig
 
 SERVER_FAULTS = frozenset(
     {

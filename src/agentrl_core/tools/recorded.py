@@ -19,7 +19,7 @@ from agentrl_core.types import Outcome, ToolOutcome
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode
-    from agentrl_core.config.schema import ToolsConfig
+    from agentrl_core.config.sampling_sections import ToolsConfig
     from agentrl_core.types import Episode, Message, ToolCall
 
 _LOST = "environment_lost"

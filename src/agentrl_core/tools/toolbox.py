@@ -17,7 +17,7 @@ from agentrl_core.tools.schemas import described, problem_of_specs
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode, ToolMiddleware, ToolServer, ToolSpec
-    from agentrl_core.config.schema import ToolsConfig
+    from agentrl_core.config.sampling_sections import ToolsConfig
     from agentrl_core.types import ToolCall, ToolOutcome
 
 logger = logging.getLogger(__name__)

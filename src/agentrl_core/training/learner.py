@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator
     from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.batching.samples import ExportStyle, Samples
-    from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
+    from agentrl_core.config.training_sections import TrainerConfig, WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.section import ProximalMethod

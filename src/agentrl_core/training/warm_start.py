@@ -12,7 +12,7 @@ from agentrl_core.training.demonstrations import Demonstrations
 from agentrl_core.training.supervised import SupervisedTrainer, TrainingPlan
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import WarmStartConfig
+    from agentrl_core.config.training_sections import WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.training.policy import Policy
 

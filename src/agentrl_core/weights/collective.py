@@ -124,10 +124,9 @@ class CollectivePublisher:
         counts = await asyncio.gather(*map(self._transfer.num_workers, servers))
         by_id = self._transfer.by_unique_id and self._backend == "nccl"
         timeout_s = self._plan.timeout_s
+        self._rendezvous = None  # the last group's, which would keep its port
         if not by_id:
-            self._rendezvous = await call_on_thread(
-                lambda: Rendezvous(self._address, self._port, timeout_s), name="weights"
-            )
+            self._rendezvous = await call_on_thread(self._listen, name="weights")
         whole = TransferGroup(
             name=f"agentrl-{uuid.uuid4().hex[:12]}",
             backend=self._backend,
@@ -162,6 +161,13 @@ class CollectivePublisher:
             [server.send(self._transfer.join(of)) for server, of in members], join
         )
         return _Group(broadcasts=broadcasts, members=members)
+
+    def _listen(self) -> Rendezvous:
+        try:
+            return Rendezvous(self._address, self._port, self._plan.timeout_s)
+        except OSError as error:
+            where = f"{self._address}:{self._port}" if self._port else self._address
+            raise EngineError(f"{OPTION}: no rendezvous at {where}: {error}; set address and port there") from error
 
     async def _leave(self, group: _Group) -> None:
         """Have all members leave; those that were restarted are in it no more."""

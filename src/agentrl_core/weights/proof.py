@@ -36,6 +36,10 @@ _SEPARATION = 8.0
 apart: the middle between them is then four of them away from both."""
 _NOISES = 10.0
 """Deviation, in root mean squares of the noise at the start, beyond which rounding does not explain it."""
+_CLOSER = 0.5
+"""Share of its distance to the new weights within which an engine of unknown noise must be to older ones, to be said to
+have those. An engine with the new weights comes there by five standard deviations of its noise, however large that is:
+of the noise in K = 32 dimensions, only the part along the change helps."""
 _SHARE = 0.01
 """Deviation as a share of the change between both versions that is granted although it exceeds the noise, which grows
 with the weights' scale. A part that never arrives deviates further with each version: vLLM on a CPU with SmolLM2-135M,
@@ -144,8 +148,9 @@ def read_canary(directory: Path) -> Canary | None:
 class Judge:
     """Judge of one engine's canaries, version after version; the first shows how much the engine's rounding differs.
 
-    The first weights that it sees are only compared with `max_gap`. The noise that they show is the measure for what
-    follows: a server in float32 is then held to a hundred-thousandth of a nat, one in bfloat16 to what it can do.
+    The first weights that it sees are only compared with `max_gap`, and with `old` weights if there are any. The noise
+    that they show is the measure for what follows: a server in float32 is then held to a hundred-thousandth of a nat,
+    one in bfloat16 to what it can do.
     """
 
     def __init__(self, *, max_gap: float | None = None) -> None:
@@ -160,19 +165,29 @@ class Judge:
         gap, largest = _distance(seen, new.logprobs)
         if not math.isfinite(gap):
             return Finding(verdict=Verdict.WRONG, gap=gap, largest_gap=largest)
-        if old is None or self._noise is None:
+        if old is None:
             verdict = Verdict.PROVEN if gap <= self.max_gap else Verdict.WRONG
             return Finding(verdict=verdict, gap=gap, largest_gap=largest)
         change, largest_change = _distance(new.logprobs, old.logprobs)
         gap_to_old, _ = _distance(seen, old.logprobs)
         return Finding(
-            verdict=self._verdict(seen, new, old, gap, change),
+            verdict=(
+                self._first_verdict(gap, gap_to_old)
+                if self._noise is None
+                else self._verdict(seen, new, old, gap, change)
+            ),
             gap=gap,
             largest_gap=largest,
             gap_to_old=gap_to_old,
             change=change,
             largest_change=largest_change,
         )
+
+    def _first_verdict(self, gap: float, gap_to_old: float) -> Verdict:
+        """Judge an engine whose noise is not known; no noise brings an engine much closer to other weights."""
+        if gap > _NOISES * _LEAST_NOISE and gap_to_old < _CLOSER * gap and gap_to_old <= self.max_gap:
+            return Verdict.STALE
+        return Verdict.PROVEN if gap <= self.max_gap else Verdict.WRONG
 
     def _verdict(self, seen: Sequence[float], new: Canary, old: Canary, gap: float, change: float) -> Verdict:
         noise = self._noise or _LEAST_NOISE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.api.publishers import Prepared, PublisherPlan
 from agentrl_core.api.weights import DirectoryWeights
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.options import construct
 from agentrl_core.weights.folder import WeightsFolder

@@ -64,9 +64,9 @@ def completion(number: int, *, tools: bool = False) -> dict[str, Any]:
 def raw_completion(number: int, tokens: int = TOKENS) -> dict[str, Any]:
     """Return one reply of vLLM's `/inference/v1/generate` to a prompt of token ids; it ends its turn."""
     ids = [*token_ids(number)[: tokens - 1], END_OF_TURN]
-    likeliest = [{"token": f"token_id:{token}", "logprob": -0.25 - token} for token in (0, 1, 2)]
+    likeliest = [{"token_id": token, "logprob": -0.25 - token, "rank": token + 1} for token in (0, 1, 2)]
     content = [
-        {"token": f"token_id:{token}", "logprob": -0.25, "top_logprobs": likeliest if tokens == 1 else []}
+        {"token_id": token, "logprob": -0.25, "rank": 1, "top_logprobs": likeliest if tokens == 1 else []}
         for token in ids
     ]
     choice = {"index": 0, "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": content}}

@@ -23,7 +23,7 @@ from tests.benchmarks.gateway.talk import Talk, opening, text
 
 from agentrl_core.api.stores import RunRow
 from agentrl_core.chat.facade import Chat
-from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.serving.web import HttpRequest
 from agentrl_core.stores.sqlite import SQLiteStore

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.builtins import register_workflows
 from agentrl_core.rollout.ready_made.turns import FEEDBACK, MultiTurn, SingleTurn

@@ -10,7 +10,7 @@ from tests.gateway import conftest as parts
 from tests.matrix.proxy import CuttingProxy
 
 from agentrl_core.api.members import Member
-from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.config.sampling_sections import RolloutConfig
 from agentrl_core.http.backoff import Backoff
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.registry import Registry

@@ -201,7 +201,7 @@ class Agent:
 def test_a_workflow_is_built_once_per_worker_and_never_in_the_run(agents, rehearsal, resolve, task, folder, mode):
     import os
 
-    from agentrl_core.config.schema import Component
+    from agentrl_core.config.component import Component
 
     resolved = resolve(Component(f"{agents(ONCE)}:Agent", {"reward": 0.5}), mode, most=2)
     episodes = rehearsal.play(resolved, [task(number) for number in range(5)])

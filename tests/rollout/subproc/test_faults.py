@@ -281,7 +281,7 @@ import sys
 import time
 from pathlib import Path
 
-from agentrl_core.config.schema import AgentConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import AgentRLError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.inside.foreign_workflow import ForeignWorkflow, Refused

@@ -4,7 +4,7 @@ import pytest
 from tests import reward_calls
 
 from agentrl_core import AsyncRewardWrapper, ModelRequest, RolloutWorkflow
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.rollout.workflows import resolve_workflow, with_options
 from agentrl_core.types import Outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.rollout.subproc import inside
 from agentrl_core.rollout.subproc.pickling import find_obstacle
@@ -191,7 +191,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 
-from agentrl_core.config.schema import AgentConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.errors import AgentRLError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers

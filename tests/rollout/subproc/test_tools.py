@@ -6,7 +6,8 @@ import pytest
 from tests.tools.conftest import FakeServer, raising
 
 from agentrl_core.api.tools import ToolResult
-from agentrl_core.config.schema import Component, ToolsConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import ToolsConfig
 from agentrl_core.errors import EnvironmentLostError
 from agentrl_core.tools.toolbox import Toolbox
 from agentrl_core.types import Outcome

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl_core import Answer, GenerationHyperparameters, ModelRequest, ModelResponse, RolloutWorkflow
-from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.config.sampling_sections import SamplingConfig
 from agentrl_core.errors import ConfigError, RequestError
 from agentrl_core.types import Outcome
 from agentrl_core.weights.witness import witness

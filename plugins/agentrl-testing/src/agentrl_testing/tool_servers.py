@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import pytest
 
 from agentrl_core.api.tools import Isolation, ToolEpisode, ToolResult
-from agentrl_core.config.schema import Component, ToolsConfig
+from agentrl_core.config.component import Component
+from agentrl_core.config.sampling_sections import ToolsConfig
 from agentrl_core.tools.schemas import problem_of_specs
 from agentrl_core.tools.toolbox import Toolbox
 from agentrl_core.types import ToolOutcome

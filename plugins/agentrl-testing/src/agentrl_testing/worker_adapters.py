@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agentrl_core.config.schema import AgentConfig, RolloutConfig
+from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_testing.adapters import check_answered, questions

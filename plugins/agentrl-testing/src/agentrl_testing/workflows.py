@@ -15,7 +15,7 @@ import pytest
 
 from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
-from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
+from agentrl_core.config.sampling_sections import GatewayConfig, RolloutConfig, SamplingConfig
 from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.http.borrowed_clients import close_borrowed

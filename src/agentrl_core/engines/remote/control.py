@@ -157,9 +157,9 @@ class ServerControl:
     async def _send(self, command: Command, silence_s: float | None) -> None:
         """Send a command; raise `AwayError` if it may be sent again later, because the server is not there.
 
-        All commands but those that say `once` may be repeated. Pausing, resuming and aborting have no further effect
-        the second time, and a load names a directory and a version that no other load has. Silence is not a reason to
-        repeat: a server that needs longer than `load_timeout_s` would only start again.
+        Pausing, resuming and aborting have no further effect the second time, and a load names a directory and a
+        version that no other load has. Deliveries are not repeated, whatever is raised (see `Meeting`). Silence is not
+        a reason to repeat: a server that needs longer than `load_timeout_s` would only start again.
         """
         path, body = command.path, orjson.dumps(command.body)
         where = f"{self._client.url}{path}"
@@ -171,9 +171,7 @@ class ServerControl:
                     return
                 said = error_text(await reply.read_beginning())
         except ExchangeError as error:
-            # Without a connection the server has not got the command at all.
-            again = {"connect"} if command.once else {"connect", "broken"}
-            kind = AwayError if error.fault in again else EngineError
+            kind = AwayError if error.fault in {"connect", "broken"} else EngineError
             raise kind(f"{path}: {error}") from error
-        kind = AwayError if reply.status in _NOT_READY and not command.once else EngineError
+        kind = AwayError if reply.status in _NOT_READY else EngineError
         raise kind(f"{where}: status {reply.status}: {said}")

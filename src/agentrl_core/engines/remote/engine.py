@@ -27,7 +27,7 @@ from agentrl_core.engines.remote.running_calls import RunningCalls
 from agentrl_core.engines.remote.server import Condition, RemoteServer
 from agentrl_core.engines.remote.settings import addresses_of, authorization, vocab_size_of
 from agentrl_core.engines.remote.state import EngineState, label_of
-from agentrl_core.engines.stopping import Decode, load_decode
+from agentrl_core.engines.stopping import Decode, decoding, load_decode, read_tokenizer
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http.server_client import ServerClient
 from agentrl_core.weights.publishers import build_publisher
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.publishers import WeightPublisher
     from agentrl_core.api.remote import ServerProgram, ServerProtocol
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.config.schema import Component
+    from agentrl_core.config.component import Component
     from agentrl_core.types import Chunk, GenerateRequest
 
 log = logging.getLogger(__name__)
@@ -101,18 +101,24 @@ class RemoteEngine:
         publish: Component | None = None,
         publish_dtype: str | None = None,
     ) -> None:
+        self.check_options(url=url, servers_file=servers_file, launch=launch)
         if max_canary_gap is not None and not max_canary_gap > 0:
             raise ValueError(f"'max_canary_gap': expected a number above 0, found {max_canary_gap}")
         self.notice = ""
         """Message to the user about the servers; empty if there is nothing to say."""
         self.proof: Proof | None = None
         """Proof that the last weights arrived; None if they came without a canary."""
+        self._publisher = build_publisher(
+            self.publishers,
+            publish,
+            PublisherPlan(
+                protocol=self.protocol, dtype=publish_dtype, weights_dir=weights_dir, timeout_s=load_timeout_s
+            ),
+        )
         self._launched: LaunchedServers | None = None
         self._server_loss: str | None = None
         """Set once a launched server is gone for good."""
         if launch is not None:
-            if url or servers_file:
-                raise ValueError("'launch' starts servers, 'url' and 'servers_file' name running ones: choose one")
             self._launched = LaunchedServers(
                 self.program,
                 launch,
@@ -127,13 +133,6 @@ class RemoteEngine:
         self._api_key_env = api_key_env
         self._context_length = context_length
         self._proof = WeightProof(max_gap=max_canary_gap)
-        self._publisher = build_publisher(
-            self.publishers,
-            publish,
-            PublisherPlan(
-                protocol=self.protocol, dtype=publish_dtype, weights_dir=weights_dir, timeout_s=load_timeout_s
-            ),
-        )
         self._prepared: tuple[int, WeightSource, Prepared] | None = None
         self._straggler_s = straggler_s
         self._model_dir = model_dir
@@ -174,6 +173,23 @@ class RemoteEngine:
         )
         self._calls = RunningCalls(self._state, self._pool, self._fleet.doubt)
 
+    @classmethod
+    def check_options(
+        cls,
+        *,
+        url: str | tuple[str, ...] | None = None,
+        servers_file: Path | None = None,
+        launch: Launch | None = None,
+        **_: object,
+    ) -> None:
+        """Raise `ValueError` unless exactly one option says where servers are."""
+        named = [option for option in (url or None, servers_file, launch) if option is not None]
+        if len(named) != 1:
+            raise ValueError(
+                f"expected one of the options 'url', 'servers_file' (running servers) and 'launch' (servers that the "
+                f"run starts), found {len(named) or 'none'}"
+            )
+
     @property
     def version(self) -> int:
         """Policy version of the weights in use."""
@@ -203,6 +219,9 @@ class RemoteEngine:
         self._headers = authorization(self._api_key_env)
         if self._model_dir is not None:
             self._state.vocab_size = vocab_size_of(self._model_dir)
+            # Now, because the directory may be that of a published version, which does not stay.
+            tokenizer = read_tokenizer(self._model_dir)
+            self._decode = None if tokenizer is None else decoding(tokenizer)
         self._fleet.start(self._model, self._model_dir)
         self._context_length = self._context_length or self._pool.context_length
         if self._context_length is None:
@@ -225,7 +244,7 @@ class RemoteEngine:
             request=request,
             mailbox=Mailbox(),
             limit=limit,
-            decode=self._read_decode() if request.sampling.stop and self._model_dir else None,
+            decode=self._decode_for(request),
             seed=self._seed,
         )
         self._calls.start(call)
@@ -334,8 +353,7 @@ class RemoteEngine:
             self._state.paused = False
         self._calls.wake_waiting()
 
-    def _read_decode(self) -> Decode:
-        if self._decode is None:
-            assert self._model_dir is not None  # noqa: S101 (the caller's condition)
-            self._decode = load_decode(self._model_dir)
-        return self._decode
+    def _decode_for(self, request: GenerateRequest) -> Decode | None:
+        if not request.sampling.stop or self._model_dir is None:
+            return None
+        return self._decode or load_decode(self._model_dir)  # which tells what is missing

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from agentrl_core.engines.remote.failures import AwayError
+from agentrl_core.engines.remote.failures import AwayError, LostReplyError
 from agentrl_core.engines.remote.fleet_thread import FleetThread
 from agentrl_core.engines.remote.member import Member, Prove, Target
 from agentrl_core.engines.remote.server import Condition
@@ -153,7 +153,7 @@ class Fleet:
         self.changed()
 
     async def _begin(self) -> None:
-        members = [self._add(url) for url in await self._addresses.read()]
+        members = [self._add(self._connected(url)) for url in await self._addresses.read()]
         # One after the other: the first server that is wrong is named, and no other has been touched.
         found: dict[Member, Served] = {}
         for member in members:
@@ -175,29 +175,39 @@ class Fleet:
 
     async def _watch(self) -> None:
         """Follow the list of servers."""
+        complaint = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                urls = await self._addresses.read()
+                self._follow(await self._addresses.read())
             except EngineError as error:
                 # The servers themselves are still there.
-                log.warning("%s; the servers stay as they are", error)
-                continue
-            here: Mapping[str, RemoteServer] = {server.url: server for server in self._members}
-            for url in urls:
-                if url not in here:
-                    log.info("%s: a server joins", url)
-                    self._look_after(self._add(url))
-            for url, server in here.items():
-                if url not in urls:
-                    log.info("%s: the server is no longer listed, and gets no new calls", url)
-                    self._remove(server)
+                if str(error) != complaint:
+                    log.warning("%s; the servers stay as they are", error)
+                complaint = str(error)
+            else:
+                complaint = ""
 
-    def _add(self, url: str) -> Member:
+    def _follow(self, urls: Sequence[str]) -> None:
+        """Take in the servers that are new in the list, and take out those that have left it."""
+        here: Mapping[str, RemoteServer] = {server.url: server for server in self._members}
+        # All of them first: a wrong address leaves the list without effect.
+        new = {url: self._connected(url) for url in urls if url not in here}
+        for url, server in new.items():
+            log.info("%s: a server joins", url)
+            self._look_after(self._add(server))
+        for url, server in here.items():
+            if url not in urls:
+                log.info("%s: the server is no longer listed, and gets no new calls", url)
+                self._remove(server)
+
+    def _connected(self, url: str) -> RemoteServer:
         try:
-            server = self._connect(url)
+            return self._connect(url)
         except ValueError as error:
             raise EngineError(f"{self._addresses.name}: {error}") from error
+
+    def _add(self, server: RemoteServer) -> Member:
         member = self._members[server] = Member(server, self, self._state, self._model_dir, prove=self._prove)
         with self._state.lock:
             self._pool.add(server)
@@ -292,7 +302,14 @@ class Fleet:
             *[self._prove(server, self.target.version) for server in servers], return_exceptions=True
         )
         faults = [result for result in results if isinstance(result, BaseException)]
-        if faults:
+        if all(isinstance(fault, LostReplyError) for fault in faults) and len(faults) < len(servers):
+            # Servers that do not answer are asked again, while the others sample.
+            for server, result in zip(servers, results, strict=True):
+                if isinstance(result, LostReplyError):
+                    log.warning("%s; the server gets no calls until it is proven", result)
+                    with self._state.lock:
+                        self.doubt(server)
+        elif faults:
             self.fail("; ".join(map(str, faults)))
             self._state.check_alive()
 
@@ -322,7 +339,7 @@ class Fleet:
                     self.doubt(server)
 
     async def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._thread is None:
+        if self._thread is None or self._thread.has_ended:
             coroutine.close()
-            raise EngineError("the engine has not been started")
+            raise EngineError(self._state.ended or "the engine was closed")
         return await asyncio.wrap_future(self._thread.submit(coroutine))

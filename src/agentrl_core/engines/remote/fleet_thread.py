@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -26,13 +27,18 @@ class FleetThread:
         self._thread.start()
         self._loop = started.result()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loop runs nothing any more."""
+        return self._loop.is_closed()
+
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a function on the loop soon; does nothing once the loop has ended."""
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # raised by a closed loop
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:

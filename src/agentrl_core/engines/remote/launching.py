@@ -281,7 +281,11 @@ class _Server:
                 log.warning("it is started again: %s", self._ended())
                 assert self._lifeline is not None  # noqa: S101 (started)
                 self._lifeline.close()
-                self.start()
+                try:
+                    self.start()
+                except OSError as error:
+                    self.on_end(f"{self.name} cannot be started again: {error}")
+                    return
         self.on_end(self._ended())
 
     def _is_ready(self, path: str) -> bool:

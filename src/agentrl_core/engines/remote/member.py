@@ -110,7 +110,13 @@ class Member:
         while True:
             await self._attention.wait()
             self._attention.clear()
-            await self._bring()
+            try:
+                await self._bring()
+            except (
+                Exception
+            ) as error:  # of a package's protocol or publisher: publications and calls would wait for ever
+                log.exception("%s: looking after the server failed", self.server.url)
+                self._fleet.fail(f"{self.server.url}: {type(error).__name__}: {error}")
 
     async def _bring(self) -> None:
         """Try until the server has the target's weights, or refuses them during a publication."""
@@ -151,7 +157,8 @@ class Member:
             except AwayError:
                 raise
             except EngineError as error:
-                if not was_out:
+                # Not a refusal if the fleet has gone on without the server: the weights may be gone from the disk.
+                if server.condition is Condition.UPDATING and self._fleet.target is target:
                     await self._keep_old(target, error)
                 raise
         return await self._admit(target, is_loaded=is_loaded)

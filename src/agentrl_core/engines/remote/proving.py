@@ -55,6 +55,8 @@ class WeightProof:
         self._judges: dict[str, Judge] = {}
         self._initial: Canary | None = None
         self._current: Canary | None = None
+        self._before: Canary | None = None
+        """Canary of the weights in use while the next ones are prepared: a server may return meanwhile."""
         self._found: dict[str, Finding] = {}
         """Address of a server -> finding on the current weights."""
         self._is_told = False
@@ -65,7 +67,7 @@ class WeightProof:
         Raises `EngineError` if the canary beside a directory's weights is damaged.
         """
         canary = await self._canary(version, source)
-        self._current, self._found = canary, {}
+        self._before, self._current, self._found = self._current, canary, {}
         self._initial = self._initial or canary
 
     async def prove(self, server: RemoteServer, version: int) -> None:
@@ -74,11 +76,15 @@ class WeightProof:
         Raises `UnprovenError` that names the version that it serves, and the distances; `LostReplyError` if the server
         does not answer.
         """
-        canary = self._current
-        if canary is None or canary.version != version:
+        known = (self._current, self._before)
+        canary = next((one for one in known if one is not None and one.version == version), None)
+        if canary is None:
             return
         judge = self._judges.setdefault(server.url, Judge(max_gap=self._max_gap))
-        old = judge.proven if judge.proven is None or judge.proven.version != version else self._initial
+        old = judge.proven
+        if old is None or old.version == version:
+            # A server that joins late was started with the first weights, and may have kept them.
+            old = self._initial if old is not None or canary is not self._initial else None
         try:
             seen = await _ask(server, canary)
         except LostReplyError:
@@ -89,7 +95,9 @@ class WeightProof:
         finding = judge.judge(seen.logprobs, canary, old=old)
         if finding.verdict in {Verdict.STALE, Verdict.WRONG}:
             raise UnprovenError(_fault(server, canary, finding, old))
-        if (strayed := judge.strays(seen.token, seen.token_logprob, canary, old=old)) is not None:
+        # Servers that return sampling masks renormalise over the one token that is left, so it tells nothing there.
+        tells = server.served is None or not server.served.returns_kept
+        if tells and (strayed := judge.strays(seen.token, seen.token_logprob, canary, old=old)) is not None:
             raise UnprovenError(
                 f"{server.url}: has loaded version {version}, but samples with keys and values of older weights (the "
                 f"logprob of a sampled token is {strayed:.2g} nats away, those of the prompt {finding.gap:.2g}): its "
@@ -97,7 +105,8 @@ class WeightProof:
             )
         if finding.verdict is Verdict.PROVEN:
             judge.accept(canary, finding)
-        self._found.setdefault(server.url, finding)
+        if canary is self._current:
+            self._found.setdefault(server.url, finding)
         log.info("%s: version %d is %s", server.url, version, finding.verdict)
 
     def result(self) -> Proof | None:
@@ -166,9 +175,10 @@ def _request(server: RemoteServer, prompt_ids: Sequence[int]) -> ServerRequest:
         request_id="canary",
         prompt_ids=prompt_ids,
         max_tokens=1,
-        temperature=0.0,
+        # A server that returns sampling masks refuses temperature 0 and all tokens.
+        temperature=1.0 if served.returns_kept else 0.0,
         top_p=1.0,
-        top_k=0,
+        top_k=1 if served.returns_kept else 0,
         stop=(),
         stop_token_ids=(),
         seed=1,

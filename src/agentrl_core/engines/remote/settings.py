@@ -31,10 +31,8 @@ def vocab_size_of(model_dir: Path) -> int:
 def addresses_of(
     url: str | tuple[str, ...] | None, servers_file: Path | None, connect: Callable[[str], RemoteServer]
 ) -> Addresses:
-    """Return the list of servers that the options name; raises ValueError unless exactly one of them does."""
+    """Return the list of servers that one of the options names; raises ValueError for a wrong address."""
     urls = (url,) if isinstance(url, str) else tuple(url or ())
-    if (servers_file is None) == (not urls):
-        raise ValueError("expected one of the options 'url', 'servers_file' and 'launch', which say where servers are")
     if len(set(urls)) < len(urls):
         raise ValueError(f"'url' names a server twice: {', '.join(urls)}")
     if servers_file is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.config.schema import SamplingConfig
+    from agentrl_core.config.sampling_sections import SamplingConfig
     from agentrl_core.errors import RunError
     from agentrl_core.gateway.call_types import ChatRequest, Reply
     from agentrl_core.gateway.dialects.shape import Schema

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agentrl_core.api.stores import Store
-    from agentrl_core.config.schema import SamplingConfig
+    from agentrl_core.config.sampling_sections import SamplingConfig
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.types import Interaction, Record
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.members import Member
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.config.schema import SamplingConfig
+    from agentrl_core.config.sampling_sections import SamplingConfig
     from agentrl_core.gateway.call_types import ChatRequest
     from agentrl_core.types import Interaction, Record
 

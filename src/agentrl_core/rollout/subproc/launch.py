@@ -20,7 +20,7 @@ import attrs
 
 import agentrl_core
 from agentrl_core.concurrency.secrecy import environment
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.plugins.options import place
 from agentrl_core.plugins.references import is_reference, user_folders
@@ -28,7 +28,7 @@ from agentrl_core.rollout.subproc.inside import start as start_script
 from agentrl_core.rollout.subproc.pickling import find_obstacle
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import AgentConfig
+    from agentrl_core.config.sampling_sections import AgentConfig
     from agentrl_core.plugins.options import Where
     from agentrl_core.plugins.registry import Registry
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl_core.concurrency.secrecy import seal
-from agentrl_core.config.schema import Component
+from agentrl_core.config.component import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.options import place
 from agentrl_core.rollout.subproc.launch import INSIDE, plan
 from agentrl_core.rollout.subproc.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.config.sampling_sections import RolloutConfig
     from agentrl_core.plugins.options import Where
     from agentrl_core.plugins.registry import Registry
 

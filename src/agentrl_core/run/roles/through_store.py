@@ -156,6 +156,13 @@ class SamplingThroughStore(SamplingSide):
             canary_change=min(changes, default=None),
         )
 
+    def lend_memory(self, device: str) -> bool:  # noqa: ARG002  # the engines are those of other processes
+        """Free nothing."""
+        return False
+
+    def take_memory_back(self) -> None:
+        """Do nothing, because nothing was freed."""
+
     def open_capacity(self, version: int, steps_done: int) -> None:  # noqa: ARG002  # `load_weights` had the version
         """Wait until all live servers have the version, then admit the groups that may follow `steps_done` steps."""
         self._steps_done = steps_done
