@@ -51,7 +51,7 @@ def test_a_config_names_the_engine_and_its_options(tmp_path):
     )
     built.close()
     for options, says in [
-        ({}, "expected one of the options 'url', 'servers_file' and 'launch'"),
+        ({}, "expected one of the options 'url', 'servers_file'"),
         ({"url": "http://a:1", "weights_dir": 3}, "weights_dir: expected a path"),
         ({"url": ["http://a:1", "http://a:1"]}, "a server twice"),
         ({"url": "http://a:1", "server": "sglang"}, "unknown option"),
