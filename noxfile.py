@@ -231,7 +231,7 @@ def servers(session: nox.Session) -> None:
 
     vLLM gets an environment of its own (3.5 GB, four minutes, once); `AGENTRL_VLLM` names the program of another one.
     The fake checks requests with the classes in SGLang's wheel (39 MB, downloaded once); `AGENTRL_SGLANG_SOURCES` names
-    a folder with an unpacked one. `-- -k sglang` selects tests.
+    a folder with an unpacked one. `-- -k parity` selects tests; `-- -k sglang` needs no vLLM.
     """
     _install_all(session)
     session.install(*CONSTRAINTS, "sglang-router==0.3.2", "msgspec>=0.20", "pyzmq>=26")
@@ -240,7 +240,7 @@ def servers(session: nox.Session) -> None:
         folder = ROOT / ".nox" / "sglang"
         session.run("python", "tests/servers/sglang_wheel.py", str(folder))
         environ["AGENTRL_SGLANG_SOURCES"] = str(folder / "sources")
-    if "AGENTRL_VLLM" not in os.environ:
+    if "AGENTRL_VLLM" not in os.environ and "sglang" not in session.posargs:
         folder = ROOT / ".nox" / "vllm"
         session.run("python", "tests/servers/vllm_environment.py", str(folder))
         environ["AGENTRL_VLLM"] = str(folder / "bin" / "vllm")

@@ -1,7 +1,8 @@
 """Fixtures of the tests against model servers, which run only in `nox -s servers`.
 
 `AGENTRL_VLLM` names the program `vllm` of an environment of its own, `AGENTRL_SGLANG_SOURCES` the folder with the
-unpacked wheel of SGLang. Without them, their tests are not collected.
+unpacked wheel of SGLang, `AGENTRL_SGLANG` the interpreter of an environment with SGLang. Without them, their tests are
+not collected.
 """
 
 import contextlib
@@ -18,7 +19,11 @@ from agentrl_vllm.program import VLLMProgram
 
 VLLM = os.environ.get("AGENTRL_VLLM")
 SGLANG_SOURCES = os.environ.get("AGENTRL_SGLANG_SOURCES")
-collect_ignore_glob = ([] if VLLM else ["test_vllm_*.py"]) + ([] if SGLANG_SOURCES else ["test_sglang_*.py"])
+collect_ignore_glob = [
+    *([] if VLLM else ["test_vllm_*.py"]),
+    *([] if SGLANG_SOURCES else ["test_sglang_control.py", "test_sglang_engine.py", "test_sglang_training.py"]),
+    *([] if "AGENTRL_SGLANG" in os.environ else ["test_sglang_gpu.py"]),
+]
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TOY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
@@ -121,3 +126,11 @@ def serve_router(tmp_path_factory):
 def fake(serve_fake, toys):
     """A fake SGLang server of the first tiny policy; the engine loads the first weights again where it has others."""
     return serve_fake(toys[0])
+
+
+@pytest.fixture(scope="session")
+def sglang_classes():
+    """The module of the released SGLang that has its request classes."""
+    from tests.servers.sglang_schemas import load
+
+    return load(SGLANG_SOURCES)[0]

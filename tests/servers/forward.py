@@ -2,12 +2,12 @@
 
 import functools
 
-import torch
-from transformers import AutoModelForCausalLM
-
 
 def forward_logprobs(folders):
     """Return a function for the conformance suite; the version is the index of the model directory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders]
 
     @functools.cache
