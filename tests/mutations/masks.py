@@ -92,7 +92,7 @@ TABLE = [
         "engines/sampling.py",
         ("tests/engines/test_truncation.py",),
         {
-            "not renormalised": (" - cumulative_BV[:, -1:].log()", ""),
+            "not renormalised": ("- sums_BK.sum(-1, keepdim=True, dtype=torch.float64).log()", "- total_B1.log()"),
             "recorded before truncation": (
                 "before_B1.index_copy(0, draw.keeping, left_B1.index_select(0, draw.keeping))",
                 "before_B1",

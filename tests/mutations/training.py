@@ -171,18 +171,24 @@ TABLE = [
                 "[item.select(tokens) for item, tokens in zip(before, kept, strict=True)]",
                 "[*before]",
             ),
+            "an input that is not finite not seen": (
+                '"advantage": batch.advantages,',
+                '"advantage": batch.advantages.nan_to_num(),',
+            ),
+        },
+    ),
+    *of(
+        "training/logprob_gap.py",
+        ("tests/training/test_logprob_gap.py", "tests/training/test_learner.py"),
+        {
             "stale tokens compared": ("batch.version == self._version", "batch.version <= self._version"),
             "divergence off by its linear part": ("differences.expm1() - differences", "differences.expm1()"),
             "divergence the other way round": (
                 "(logprobs - batch.behaviour_logprobs)[fresh]",
                 "(batch.behaviour_logprobs - logprobs)[fresh]",
             ),
-            "largest gap of the last micro-batch": ("max(self._largest, gap)", "gap"),
+            "largest gap of the last micro-batch": ("if largest > self._worst[0]:", "if True:"),
             "the wrong token named": (".sum()) - 1\n", ".sum())\n"),
-            "an input that is not finite not seen": (
-                '"advantage": batch.advantages,',
-                '"advantage": batch.advantages.nan_to_num(),',
-            ),
         },
     ),
     *of(
