@@ -32,9 +32,10 @@ class Fake:
     ready_path = "/health"
 
     def __init__(self, folder, mode="serve"):
-        self.folder, self.mode = folder, mode
+        self.folder, self.mode, self.model_dirs = folder, mode, []
 
     def command(self, launch):
+        self.model_dirs.append(launch.model_dir)
         argv = (launch.python, str(FAKE), str(launch.port), str(self.folder), self.mode)
         return ServerCommand(argv=argv, environ={"FAKE_DEFAULT": "program's"}, python_path=(self.folder,))
 
@@ -139,6 +140,24 @@ def test_a_server_that_is_killed_is_started_again_until_it_has_been_too_often(la
         until(lambda pid=worker: not is_running(pid))
     assert "has ended with signal 9" in ends.get(timeout=DEADLINE_S)
     assert not file.exists()
+
+
+def test_a_server_is_started_again_with_the_directory_of_the_newest_weights(tmp_path):
+    program = Fake(tmp_path)
+    ends = queue.Queue()
+    options = {"name": "Fake", "model_dir": tmp_path / "version-0", "dtype": "float32", "log_dir": tmp_path}
+    servers = LaunchedServers(program, Launch(device="cpu", restarts=1), on_end=ends.put, **options)
+    try:
+        servers.start()
+        file = tmp_path / f"{servers.urls[0].rpartition(':')[2]}.json"
+        until(file.exists)
+        (first, _), _ = told_by(servers, tmp_path)[0]["pids"], file.unlink()
+        servers.restart_from(tmp_path / "version-7")
+        os.kill(first, signal.SIGKILL)
+        until(file.exists)
+        assert [path.name for path in program.model_dirs] == ["version-0", "version-0", "version-7"]
+    finally:
+        servers.close()
 
 
 def test_a_server_that_cannot_be_started_again_ends_the_run(launch, tmp_path, monkeypatch):

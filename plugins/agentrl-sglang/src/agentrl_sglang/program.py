@@ -14,6 +14,7 @@ class SGLangProgram:
         """Return `python -m sglang.launch_server` with its arguments."""
         argv = [
             *(launch.python, "-m", "sglang.launch_server", "--model-path", str(launch.model_dir)),
+            *("--served-model-name", "policy"),  # the directory's name would change with a later start
             *("--host", launch.host, "--port", str(launch.port)),
             *("--dtype", launch.dtype, "--tp-size", str(launch.tp), "--device", launch.device),
         ]

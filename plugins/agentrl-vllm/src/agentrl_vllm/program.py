@@ -19,6 +19,7 @@ class VLLMProgram:
         """Return `vllm serve` with the routes and the logprobs that the engine needs."""
         argv = [
             *(launch.python, "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model_dir)),
+            *("--served-model-name", "policy"),  # the directory's name would change with a later start
             *("--host", launch.host, "--port", str(launch.port)),
             *("--dtype", launch.dtype, "--tensor-parallel-size", str(launch.tp)),
             "--enable-scale-out",  # the route from token ids to token ids

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl_core.api.publishers import Prepared, PublisherPlan
-from agentrl_core.api.weights import Publication
+from agentrl_core.api.weights import DirectoryWeights, Publication
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote.calls import RemoteCall
@@ -291,6 +291,9 @@ class RemoteEngine:
         assert self._prepared is not None  # noqa: S101 (just prepared)
         prepared, self._prepared = self._prepared[2], None
         stall = await self._fleet.publish(version, self._loader(version, prepared))
+        if self._launched is not None and isinstance(source, DirectoryWeights):
+            # `agentrl serve` reads versions of the trainer, which removes old ones; the newest is kept.
+            self._launched.restart_from(source.path)
         self.proof = self._proof.result()
         return Publication(
             version=version,

@@ -7,6 +7,7 @@ the same for all servers, and are handled here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import logging
 import os
@@ -125,29 +126,27 @@ class LaunchedServers:
             self._scratch = tempfile.TemporaryDirectory(prefix="agentrl-servers-")
             log_dir = Path(self._scratch.name)
         device, shares = _placement(launch)
+        self._program, self._model_dir, self._more = program, model_dir, launch.args
         self._servers: list[_Server] = []
         for index, gpus in enumerate(shares):
             port = _Port()
-            command = program.command(
-                ServerLaunch(
-                    python=launch.python or sys.executable,
-                    model_dir=model_dir,
-                    host=_HOST,
-                    port=port.number,
-                    device=device,
-                    tp=launch.tp,
-                    dtype=launch.dtype or dtype,
-                    context_length=launch.context_length,
-                    gpu_memory=launch.gpu_memory,
-                )
+            plan = ServerLaunch(
+                python=launch.python or sys.executable,
+                model_dir=model_dir,
+                host=_HOST,
+                port=port.number,
+                device=device,
+                tp=launch.tp,
+                dtype=launch.dtype or dtype,
+                context_length=launch.context_length,
+                gpu_memory=launch.gpu_memory,
             )
-            argv = (*command.argv, *launch.args)
-            environ = _environ(command, launch, gpus)
+            environ = _environ(program.command(plan), launch, gpus)
             where = f"{name} server {index}"
             self._servers.append(
                 _Server(
                     name=where,
-                    argv=argv,
+                    argv=functools.partial(self._argv, plan),
                     environ=environ,
                     port=port,
                     log_path=log_dir / f"server-{index}.log",
@@ -168,6 +167,13 @@ class LaunchedServers:
         end = time.monotonic() + self._ready_s
         for server in self._servers:
             server.wait_until_ready(self._ready_path, end, self._ready_s)
+
+    def restart_from(self, directory: Path) -> None:
+        """Have servers that are started again read `directory`; the one that they were started with may be gone."""
+        self._model_dir = directory
+
+    def _argv(self, plan: ServerLaunch) -> Sequence[str]:
+        return (*self._program.command(attrs.evolve(plan, model_dir=self._model_dir)).argv, *self._more)
 
     def close(self) -> None:
         """End all servers, and what they have started; idempotent."""
@@ -200,7 +206,8 @@ class _Server:
     """Process of one server, below a guard that ends it with this process."""
 
     name: str
-    argv: Sequence[str]
+    argv: Callable[[], Sequence[str]]
+    """Returns the command line for a start."""
     environ: Mapping[str, str]
     port: _Port
     log_path: Path
@@ -221,7 +228,7 @@ class _Server:
     def _spawn(self) -> None:
         lifeline, own = os.pipe()
         self._lifeline = open(own, "wb", buffering=0)  # noqa: SIM115, PTH123 - closed by `ask_to_end`
-        guard = [sys.executable, "-I", str(server_guard.__file__), str(lifeline), str(_END_S), *self.argv]
+        guard = [sys.executable, "-I", str(server_guard.__file__), str(lifeline), str(_END_S), *self.argv()]
         try:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.log_path, "ab", opener=_private) as file:
