@@ -258,16 +258,16 @@ GIVEN = ServerLaunch(
 def test_the_command_lines_say_what_training_needs():
     vllm = VLLMProgram().command(GIVEN)
     assert " ".join(vllm.argv) == (
-        "/envs/v/bin/python -m vllm.entrypoints.cli.main serve /models/m --host 127.0.0.1 --port 8123 --dtype bfloat16 "
-        "--tensor-parallel-size 2 --enable-scale-out --logprobs-mode processed_logprobs --enable-prompt-tokens-details "
-        "--generation-config vllm --enable-sleep-mode --max-model-len 4096 --gpu-memory-utilization 0.4"
+        "/envs/v/bin/python -m vllm.entrypoints.cli.main serve /models/m --served-model-name policy --host 127.0.0.1 "
+        "--port 8123 --dtype bfloat16 --tensor-parallel-size 2 --enable-scale-out --logprobs-mode processed_logprobs "
+        "--enable-prompt-tokens-details --generation-config vllm --enable-sleep-mode --max-model-len 4096 --gpu-memory-utilization 0.4"
     )
     assert vllm.environ["VLLM_SERVER_DEV_MODE"] == "1"
     assert vllm.python_path == ()
     sglang = SGLangProgram().command(GIVEN)
     assert " ".join(sglang.argv) == (
-        "/envs/v/bin/python -m sglang.launch_server --model-path /models/m --host 127.0.0.1 --port 8123 "
-        "--dtype bfloat16 --tp-size 2 --device cuda --context-length 4096 --mem-fraction-static 0.4"
+        "/envs/v/bin/python -m sglang.launch_server --model-path /models/m --served-model-name policy --host 127.0.0.1 "
+        "--port 8123 --dtype bfloat16 --tp-size 2 --device cuda --context-length 4096 --mem-fraction-static 0.4"
     )
 
 
