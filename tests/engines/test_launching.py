@@ -260,7 +260,8 @@ def test_the_command_lines_say_what_training_needs():
     assert " ".join(vllm.argv) == (
         "/envs/v/bin/python -m vllm.entrypoints.cli.main serve /models/m --served-model-name policy --host 127.0.0.1 "
         "--port 8123 --dtype bfloat16 --tensor-parallel-size 2 --enable-scale-out --logprobs-mode processed_logprobs "
-        "--enable-prompt-tokens-details --generation-config vllm --enable-sleep-mode --max-model-len 4096 --gpu-memory-utilization 0.4"
+        "--enable-prompt-tokens-details --generation-config vllm --enable-sleep-mode --max-model-len 4096 "
+        "--gpu-memory-utilization 0.4"
     )
     assert vllm.environ["VLLM_SERVER_DEV_MODE"] == "1"
     assert vllm.python_path == ()
