@@ -268,7 +268,7 @@ def _tile(hidden: Tensor, vocabulary: int) -> tuple[int, int]:
     """Return the tile size for the device: tokens, and vocabulary rows of at most `vocabulary`."""
     most_rows, logits = (_TILE_ROWS, _CPU_TILE) if hidden.device.type == "cpu" else (8 * _TILE_ROWS, _GPU_TILE)
     rows = min(max(len(hidden), 1), most_rows)
-    return rows, min(vocabulary, max(1, logits // rows))
+    return rows, max(1, min(vocabulary, logits // rows))  # a process may have no rows of the head
 
 
 def _operand(hidden: Tensor) -> torch.dtype:
