@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.rollout.subproc.conftest import is_running
+from tests.rollout.subproc.conftest import gone, is_running
 
 KEEPS = '''
 import asyncio
@@ -89,7 +89,8 @@ def test_an_agent_keeps_what_it_holds_and_nothing_else(agents, resolve, rehearsa
         held, left = json.loads((folder / f"t{number}").read_text())
         kept.append(held)
         assert {name for name, pid in held.items() if not is_running(pid)} == set()
-        assert {name for name, pid in left.items() if is_running(pid)} == set()
+        # A killed process that nobody waits for may take a moment on a busy machine.
+        assert {name for name, pid in left.items() if not gone(pid)} == set()
         told = [item for item in caplog.messages if "the agent left processes running" in item][-1]
         assert all(f"({pid})" not in told for pid in held.values())
         assert f"({left['plain']})" in told
@@ -144,4 +145,4 @@ class Agent:
     first, second = play(f"{agents(code)}:Agent", "python", python=str(found[0]), count=2)
     assert first.outcome.value == second.outcome.value == "scored", second.detail
     assert first.reward == second.reward
-    assert not any(is_running(int(pid)) for pid in (folder / "left").read_text().split())
+    assert all(gone(int(pid)) for pid in (folder / "left").read_text().split())
