@@ -29,5 +29,10 @@ class TestVLLM(EngineSuite):
         return "refused"
 
     @pytest.fixture
+    def masks(self):
+        """The CPU build cannot return them."""
+        return "refused"
+
+    @pytest.fixture
     def engine_factory(self, toy_server, toys):
         return lambda: VLLMEngine(url=toy_server, model_dir=toys[0])
