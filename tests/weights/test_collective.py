@@ -192,7 +192,7 @@ MADE = []
 
 
 def taken_apart(sent, info, init):
-    """What a worker of vLLM 0.32 makes of what is broadcast: a bucket ends above the size that the trainer has told."""
+    """Unpack a broadcast as a worker of vLLM 0.32 does: a bucket ends above the size that the trainer has told."""
     found, chunk, size, rest = {}, [], 0, list(sent)
 
     def take():

@@ -38,7 +38,7 @@ _UP_S = 60.0
 
 @attrs.define
 class Seen:
-    """What the clients and the one who kills servers have seen."""
+    """Counts and times that the clients, and the thread that kills servers, have taken."""
 
     arrivals: list[tuple[float, int]] = attrs.field(factory=list)
     """Time and number of tokens of each chunk."""

@@ -22,7 +22,7 @@ _BUCKET = "flattened_bucket"
 
 
 class _Routes:
-    """What both ways have in common."""
+    """Commands that both ways share."""
 
     async def num_workers(self, server: WeightReceiver) -> int:
         """Return the number of tensor-parallel ranks."""

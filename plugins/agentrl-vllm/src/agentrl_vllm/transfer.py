@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Routes:
-    """What both ways have in common."""
+    """Commands that both ways share."""
 
     async def num_workers(self, server: WeightReceiver) -> int:
         """Return the number of workers, over all replicas."""

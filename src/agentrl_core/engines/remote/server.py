@@ -88,7 +88,7 @@ class RemoteServer:
 
     @property
     def description(self) -> str:
-        """What the server serves, for people."""
+        """One line about the server for people: address, kind, model, version, context, and whether it is in service."""
         if self.served is None:
             return f"{self.url}: {self.condition.value}"
         length = self.served.context_length
