@@ -88,7 +88,7 @@ class RemoteServer:
 
     @property
     def description(self) -> str:
-        """One line about the server for people: address, kind, model, version, context, and whether it is in service."""
+        """One line for people: address, kind, model, version, context length, and whether it is in service."""
         if self.served is None:
             return f"{self.url}: {self.condition.value}"
         length = self.served.context_length
