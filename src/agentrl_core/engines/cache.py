@@ -7,9 +7,10 @@ on the first write, so real memory follows use. A GPU has no such pages: there b
 
 from __future__ import annotations
 
+import math
+import mmap
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,7 @@ class KeyValueCache:
         """Allocate both tensors in their initial sizes; what they held is lost."""
         layers, heads, size = self._shape
         self.rows = self._rows(min(FIRST_ROWS, self._max_rows), min(FIRST_TOKENS, self._max_tokens))
+        self._used = 0
         self.store = torch.empty(layers, 2, heads, self._store_tokens, size, **self._placed)
 
     def release(self) -> None:
@@ -50,12 +52,17 @@ class KeyValueCache:
         self.rows = self.store = torch.empty(0, **self._placed)
 
     def reserve(self, num_rows: int, num_tokens: int) -> None:
-        """Make room for `num_rows` rows of `num_tokens` tokens; existing content is kept."""
+        """Make room for `num_rows` rows of `num_tokens` tokens; existing content is kept.
+
+        No other cells are written to before the next call.
+        """
         old = self.rows
         rows, tokens = old.shape[2], old.shape[4]
         if num_rows > rows or num_tokens > tokens:
             self.rows = self._rows(_grown(rows, num_rows, self._max_rows), _grown(tokens, num_tokens, self._max_tokens))
-            self.rows[:, :, :rows, :, :tokens] = old
+            # Not the cells that were never used: a copy would give them memory.
+            self.rows[:, :, :rows, :, : self._used] = old[..., : self._used, :]
+        self._used = max(self._used, num_tokens)
 
     def _rows(self, rows: int, tokens: int) -> Tensor:
         layers, heads, size = self._shape
@@ -63,10 +70,11 @@ class KeyValueCache:
         # Zeros, because cells after a row's end take part in the arithmetic before they are masked, and must be finite.
         if self._placed["device"].type != "cpu":
             return torch.zeros(shape, **self._placed)
-        # From numpy, because it leaves the zeroing to the operating system; torch.zeros would write to every page.
-        # Integers, because numpy has no bfloat16; all bits zero is the number 0 in every data type.
-        integer = np.int32 if self._placed["dtype"] == torch.float32 else np.int16
-        return torch.from_numpy(np.zeros(shape, dtype=integer)).view(self._placed["dtype"])
+        # A mapping of our own, because the operating system zeroes it page by page. torch.zeros would write to all of it;
+        # numpy.zeros asks for huge pages, of which each row's first tokens would take 2 MB per layer and head.
+        size_bytes = math.prod(shape) * self._placed["dtype"].itemsize
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(memory, dtype=self._placed["dtype"]).view(shape)
 
 
 def _grown(size: int, needed: int, limit: int) -> int:
