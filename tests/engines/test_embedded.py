@@ -48,7 +48,21 @@ def test_a_group_that_arrives_together_computes_its_prompt_once(start):
         return await asyncio.gather(*members)
 
     # The last prompt token is always computed: its logits are needed.
-    assert cached(run(group())) == [0] + [56] * 7
+    assert cached(run(group())) == [0] + [len(PROMPT) - 1] * 7
+
+
+def test_a_group_computes_a_few_new_tokens_of_a_known_prompt_once(start):
+    engine = start()
+
+    async def groups():
+        first = await ask(engine, PROMPT)
+        await engine.pause()
+        members = [asyncio.create_task(ask(engine, [*PROMPT, 1, 2, 3], seed=seed)) for seed in range(4)]
+        await asyncio.sleep(0)
+        await engine.resume()
+        return [first, *await asyncio.gather(*members)]
+
+    assert cached(run(groups())) == [0, 64, 66, 66, 66]
 
 
 def test_a_long_shared_prompt_is_waited_for_while_it_is_computed_in_pieces(start):
@@ -61,7 +75,7 @@ def test_a_long_shared_prompt_is_waited_for_while_it_is_computed_in_pieces(start
         await engine.resume()
         return await asyncio.gather(*members)
 
-    assert cached(run(group())) == [0, 56, 56]
+    assert cached(run(group())) == [0, 63, 63]
 
 
 def test_no_prefix_outlives_its_weights(start, policies):
@@ -73,7 +87,7 @@ def test_no_prefix_outlives_its_weights(start, policies):
         await engine.load_weights(1, DirectoryWeights(policies("qwen3", seed=1)))
         return before, again, await ask(engine, PROMPT)
 
-    assert cached(run(around_update())) == [0, 56, 0]
+    assert cached(run(around_update())) == [0, 63, 0]
 
 
 @pytest.mark.parametrize("implementation", ["loop", "generate"])

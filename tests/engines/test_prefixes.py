@@ -8,12 +8,22 @@ from agentrl_core.engines.prefixes import PrefixIndex
 
 def test_the_longest_known_prefix_is_found_in_whole_blocks():
     index = PrefixIndex(num_blocks=10, block_tokens=2)
-    known, blocks = index.insert([1, 2, 3, 4, 5])
+    known, blocks = index.insert([1, 2, 3, 4])
     assert (known, len(blocks)) == (0, 2)
     assert index.match([1, 2, 3, 4, 9, 9]) == blocks
     assert index.match([1, 2, 9, 9]) == blocks[:1]
     assert index.match([1]) == []
     assert index.match([3, 4]) == []
+
+
+def test_a_block_with_fewer_ids_is_found_by_what_ends_with_it():
+    index = PrefixIndex(num_blocks=10, block_tokens=3)
+    known, blocks = index.insert([1, 2, 3, 4, 5])
+    assert (known, len(blocks)) == (0, 2)
+    assert index.match([1, 2, 3, 4, 5]) == blocks
+    assert index.match([1, 2, 3, 4, 5, 6]) == blocks[:1]
+    assert index.match([1, 2, 3, 4]) == blocks[:1]
+    assert index.insert([1, 2, 3, 4, 5]) == (2, [])
 
 
 def test_a_second_prefix_shares_the_blocks_of_the_first():
@@ -63,12 +73,13 @@ def test_clear_forgets_everything_and_frees_all_blocks():
     assert len(index.insert([4, 5, 6])[1]) == 3
 
 
-def test_the_key_after_a_match_names_the_next_whole_block():
+def test_the_key_after_a_match_names_the_next_block():
     index = PrefixIndex(num_blocks=3, block_tokens=2)
     _, blocks = index.insert([1, 2])
     assert index.key_after([1, 2, 3, 4], blocks) == (blocks[0], (3, 4))
     assert index.key_after([3, 4], []) == (-1, (3, 4))
-    assert index.key_after([1, 2, 3], blocks) is None
+    assert index.key_after([1, 2, 3], blocks) == (blocks[0], (3,))
+    assert index.key_after([1, 2], blocks) is None
 
 
 @given(

@@ -21,6 +21,8 @@ from agentrl_core.engines.prefixes import Key, PrefixIndex
 from agentrl_core.engines.row_parameters import hand_out, lay_out
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor, nn
 
     from agentrl_core.engines.jobs import Host, Job
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 8
 """Tokens per block of the prefix store. Smaller blocks mean less to recompute after the last shared block, and more
-lookups per prompt."""
+lookups per prompt. Of a whole prompt nothing is recomputed but its last token, whatever the size."""
 
 
 class ContinuousBatch:
@@ -73,9 +75,9 @@ class ContinuousBatch:
         self._saves: list[tuple[int, int, int]] = []
         self._moves: list[tuple[int, int, int]] = []
         self._loads: list[tuple[int, int]] = []
-        self._blocks: list[int] = []
-        """Blocks of the store that the next step's saves, and then its loads, use. The copies themselves are in
-        `_saves`, `_moves` and `_loads` (see `StepPlan`)."""
+        self._cells: list[np.ndarray[Any, Any]] = []
+        """Cells of the store that the next step's saves, and then its loads, use; an array for each of them. The copies
+        themselves are in `_saves`, `_moves` and `_loads` (see `StepPlan`)."""
 
     @property
     def busy(self) -> bool:
@@ -108,7 +110,7 @@ class ContinuousBatch:
         self._prefixes.clear()
         self._claims.clear()
         self._saves.clear()
-        self._blocks.clear()
+        self._cells.clear()
         for job in self._rows:
             # The row is prefilled again, with the tokens sampled so far.
             job.filled = 0
@@ -123,10 +125,12 @@ class ContinuousBatch:
         results = self._step(self._cache.rows, self._cache.store, plan)
         hand_out(jobs, plan.draw, *results, version=host.version)
         for row, job in zip(sampled, jobs, strict=True):
-            # Save a prefix when its prefill ends, for the other members of its group, and when its job ends, for the
-            # next turn.
-            if row >= plan.num_decoding or job.reason is not None:
-                self._save(row, job.ids[: job.filled])
+            # When a prefill ends, for the other members of the group: all that they need not compute themselves.
+            if row >= plan.num_decoding:
+                self._save(row, job.request.prompt_ids[:-1])
+            # When a job ends, for the next turn, which goes on after the last token: only whole blocks can match there.
+            if job.reason is not None:
+                self._save(row, job.ids[: job.filled // BLOCK_TOKENS * BLOCK_TOKENS])
         host.publish(jobs)
 
     def _compact(self) -> None:
@@ -175,15 +179,15 @@ class ContinuousBatch:
             if key is not None:
                 # Other jobs that need the same block now wait for this one.
                 self._claims[key] = job
-            self._start(job, blocks)
+            self._start(job, blocks, len(prompt))
             budget -= job.pending
         self._waiting = waiting
 
-    def _start(self, job: Job, blocks: list[int]) -> None:
-        job.cached = job.filled = len(blocks) * BLOCK_TOKENS
+    def _start(self, job: Job, blocks: list[int], most: int) -> None:
+        job.cached = job.filled = min(len(blocks) * BLOCK_TOKENS, most)
         if blocks:
             self._loads.append((len(self._rows), job.filled))
-            self._blocks += blocks
+            self._cells.append(_cells(blocks, job.filled))
         self._rows.append(job)
 
     def _plan(self) -> tuple[StepPlan, list[int]]:
@@ -218,7 +222,7 @@ class ContinuousBatch:
             saves=self._saves,
             moves=self._moves,
             loads=self._loads,
-            store_cells=self._to_device(_cells(self._blocks)),
+            store_cells=self._to_device(np.concatenate((_NO_CELLS, *self._cells))),
             tokens=self._to_device(np.array((ids, positions, owners), dtype=np.int64)),
             num_tokens=num_tokens,
             num_decoding=num_decoding,
@@ -227,7 +231,7 @@ class ContinuousBatch:
             outputs=self._to_device(np.array(outputs, dtype=np.int64)),
             draw=lay_out([rows[row] for row in sampled], self._device),
         )
-        self._saves, self._moves, self._loads, self._blocks = [], [], [], []
+        self._saves, self._moves, self._loads, self._cells = [], [], [], []
         return plan, sampled
 
     def _to_device(self, numbers: np.ndarray[Any, Any]) -> Tensor:
@@ -244,17 +248,24 @@ class ContinuousBatch:
                 budget -= count
         return spans
 
-    def _save(self, row: int, ids: list[int]) -> None:
+    def _save(self, row: int, ids: Sequence[int]) -> None:
         """Plan to copy the keys and values of `ids`, which fill `row`, into the prefix store."""
         known, blocks = self._prefixes.insert(ids)
         if blocks:
-            self._saves.append((row, known * BLOCK_TOKENS, len(blocks) * BLOCK_TOKENS))
-            self._blocks += blocks
+            start = known * BLOCK_TOKENS
+            count = min(len(blocks) * BLOCK_TOKENS, len(ids) - start)
+            self._saves.append((row, start, count))
+            self._cells.append(_cells(blocks, count))
 
 
-def _cells(blocks: list[int]) -> np.ndarray[Any, Any]:
+_NO_CELLS = np.zeros(0, dtype=np.int64)
+
+
+def _cells(blocks: list[int], count: int) -> np.ndarray[Any, Any]:
+    """Return the first `count` cells of blocks of the store."""
     starts = np.array(blocks, dtype=np.int64) * BLOCK_TOKENS
-    return (starts[:, None] + np.arange(BLOCK_TOKENS)).reshape(-1)
+    cells: np.ndarray[Any, Any] = (starts[:, None] + np.arange(BLOCK_TOKENS)).reshape(-1)[:count]
+    return cells
 
 
 def _padding(count: int) -> int:

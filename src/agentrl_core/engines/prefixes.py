@@ -1,7 +1,9 @@
 """Index of the prefix cache: which token prefixes have their keys and values in the store, block by block.
 
-A prefix is a chain of blocks of `block_tokens` ids each. A block is identified by the block before it and its own ids.
-So a lookup costs one hash per block, whatever the store holds, and prefixes with a common beginning share its blocks.
+A prefix is a chain of blocks of `block_tokens` ids each; the last one may have fewer. A block is identified by the
+block before it and its own ids. So a lookup costs one hash per block, whatever the store holds, and prefixes with a
+common beginning share its blocks. A block with fewer ids is found by prompts that end with it, as in a group of one
+prompt.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 Key = tuple[int, tuple[int, ...]]
-"""(block before this one, or -1 at the start; ids of this block)."""
+"""(block before this one, or -1 at the start; ids of this block, fewer only at the end of a prefix)."""
 
 ROOT = -1
 
@@ -34,17 +36,17 @@ class PrefixIndex:
         self._blocks.clear()
 
     def match(self, ids: Sequence[int]) -> list[int]:
-        """Return the blocks of the longest known prefix of `ids`."""
+        """Return the blocks of the longest known prefix of `ids`; the last one has fewer ids only if `ids` end with it."""
         return self._walk(ids)[0]
 
     def key_after(self, ids: Sequence[int], blocks: Sequence[int]) -> Key | None:
-        """Return the key of the block of `ids` after its matched `blocks`; None if no whole block is left."""
+        """Return the key of the block of `ids` after its matched `blocks`; None if all ids were matched."""
         start = len(blocks) * self.block_tokens
         block_ids = tuple(ids[start : start + self.block_tokens])
-        return (blocks[-1] if blocks else ROOT, block_ids) if len(block_ids) == self.block_tokens else None
+        return (blocks[-1] if blocks else ROOT, block_ids) if block_ids else None
 
     def insert(self, ids: Sequence[int]) -> tuple[int, list[int]]:
-        """Make room for all whole blocks of `ids`; return how many were known, and the new blocks to be filled.
+        """Make room for all `ids`; return how many blocks were known, and the new blocks to be filled.
 
         There are fewer new blocks if the chain alone would exceed the store.
         """
@@ -52,7 +54,7 @@ class PrefixIndex:
         known = len(blocks)
         size = self.block_tokens
         path = set(keys)
-        for start in range(known * size, len(ids) - size + 1, size):
+        for start in range(known * size, len(ids), size):
             block = self._take(path)
             if block is None:
                 break
@@ -69,7 +71,7 @@ class PrefixIndex:
         blocks: list[int] = []
         keys: list[Key] = []
         last = ROOT
-        for start in range(0, len(ids) - size + 1, size):
+        for start in range(0, len(ids), size):
             key = (last, tuple(ids[start : start + size]))
             found = known.get(key)
             if found is None:
