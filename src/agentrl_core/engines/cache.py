@@ -70,8 +70,8 @@ class KeyValueCache:
         # Zeros, because cells after a row's end take part in the arithmetic before they are masked, and must be finite.
         if self._placed["device"].type != "cpu":
             return torch.zeros(shape, **self._placed)
-        # A mapping of our own, because the operating system zeroes it page by page. torch.zeros would write to all of it;
-        # numpy.zeros asks for huge pages, of which each row's first tokens would take 2 MB per layer and head.
+        # A mapping of our own, which the operating system zeroes page by page. torch.zeros would write to all of it.
+        # numpy.zeros asks for huge pages: a row's first tokens would take 2 MB per layer and head.
         size_bytes = math.prod(shape) * self._placed["dtype"].itemsize
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return torch.frombuffer(memory, dtype=self._placed["dtype"]).view(shape)

@@ -36,7 +36,7 @@ class PrefixIndex:
         self._blocks.clear()
 
     def match(self, ids: Sequence[int]) -> list[int]:
-        """Return the blocks of the longest known prefix of `ids`; the last one has fewer ids only if `ids` end with it."""
+        """Return the blocks of the longest known prefix of `ids`; the last has fewer ids only if `ids` end with it."""
         return self._walk(ids)[0]
 
     def key_after(self, ids: Sequence[int], blocks: Sequence[int]) -> Key | None:

@@ -13,7 +13,7 @@ from agentrl_core.errors import ConfigError
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.training.attention.dense import visible
 from agentrl_core.training.attention.flex import BLOCK, block_mask, flex, padded
-from agentrl_core.training.attention.rect import rectangles
+from agentrl_core.training.attention.rect import rect
 from agentrl_core.training.policy import Policy
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_forward_is_that_of_the_rectangles():
     total = nodes[-1].end
     query, key, value = (torch.randn(1, heads, padded(total), 8) for heads in (4, 2, 2))
     found = flex(nodes, CPU)(query, key, value, 0.3)
-    wanted = rectangles(*(one[..., :total, :].contiguous() for one in (query, key, value)), nodes, 0.3)
+    wanted = rect(nodes)(*(one[..., :total, :].contiguous() for one in (query, key, value)), 0.3)
     torch.testing.assert_close(found[..., :total, :], wanted, rtol=0, atol=2e-6)
 
 

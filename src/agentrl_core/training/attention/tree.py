@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from agentrl_core.errors import TrainingError
 from agentrl_core.training.attention.dense import dense
 from agentrl_core.training.attention.flex import flex, padded
-from agentrl_core.training.attention.rect import rectangles
+from agentrl_core.training.attention.rect import rect
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,8 +70,9 @@ class TreeAttention:
         nodes = batch.trie.nodes
         if self.name == "flex":
             return flex(nodes, batch.ids.device)
-        attend = {"rect": rectangles, "dense": dense}[self.name]
-        return lambda query, key, value, scale: attend(query, key, value, nodes, scale)
+        if self.name == "rect":
+            return rect(nodes)
+        return lambda query, key, value, scale: dense(query, key, value, nodes, scale)
 
     def padded(self, tokens: int) -> int:
         """Return the number of tokens after the kernel's padding."""
