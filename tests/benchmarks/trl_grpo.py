@@ -45,9 +45,8 @@ def main():
         reward_funcs=first_word,
         args=GRPOConfig(
             output_dir=str(folder / "trl"),
-            # 8 rows at a time, TRL's default; all at once take more memory.
-            per_device_train_batch_size=told["group"],
-            gradient_accumulation_steps=told["tasks"],
+            per_device_train_batch_size=told["rows"],
+            gradient_accumulation_steps=told["tasks"] * told["group"] // told["rows"],
             num_generations=told["group"],
             max_completion_length=told["max_tokens"],
             max_steps=told["steps"],

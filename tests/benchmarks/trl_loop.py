@@ -2,8 +2,8 @@
 
 SmolLM2-135M-Instruct in fp32, one thread. A step samples 16 yes-or-no questions with 8 replies of at most 8 tokens
 each, scores them by the same rule, and trains once on them. `loop` is each side as its users run it: agentrl drops
-groups whose rewards are all equal, TRL trains on them. In `loop_all_groups` agentrl trains on every group, too. The
-first step is dropped.
+groups whose rewards are all equal, TRL trains on them. In `loop_all_groups` agentrl trains on every group, too. TRL
+runs twice: with 8 rows at a time, its default (`trl`), and with all 128 at once (`trl_128`). The first step is dropped.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from agentrl_core.api.trackers import StepReport
 
 TASKS, GROUP, MAX_TOKENS, LR = 16, 8, 8, 1e-6
+PEERS = {"trl": 8, "trl_128": TASKS * GROUP}
+"""Name of a peer -> rows that TRL takes at a time (`per_device_train_batch_size`)."""
 CASES = {"loop": [{"use": "zero_variance"}], "loop_all_groups": []}
 """Case -> agentrl's filters."""
 BARS = (
@@ -51,16 +53,22 @@ def measure(names: list[str], steps: int, peer: Path | None, notes: list[str]) -
             case: _run([sys.executable, "-m", "tests.benchmarks.trl_loop", case, str(folder / "told.json")])
             for case in names
         }
-        program = str(Path(__file__).parent / "trl_grpo.py")
-        theirs = _run([str(peer), program, str(folder / "told.json")]) if peer else None
+        theirs = {name: _peer(peer, folder, told | {"rows": at_once}) for name, at_once in PEERS.items() if peer}
+    notes += [f"mean reward of {name}: {_mean(found['rewards'])}" for name, found in (ours | theirs).items()]
     rows = []
     for case, mine in ours.items():
-        notes.append(f"{case}: mean reward {_mean(mine['rewards'])}{_beside(theirs)}")
         for metric, value in _metrics(mine).items():
-            other = _metrics(theirs)[metric] if theirs else None
-            peer_name = "trl" if theirs else ""
-            rows.append(Row(case=case, model="135M", metric=metric, ours=value, peer=other, peer_name=peer_name))
+            if not theirs:
+                rows.append(Row(case=case, model="135M", metric=metric, ours=value))
+            for name, found in theirs.items():
+                other = _metrics(found)[metric]
+                rows.append(Row(case=case, model="135M", metric=metric, ours=value, peer=other, peer_name=name))
     return rows
+
+
+def _peer(python: Path, folder: Path, told: dict[str, Any]) -> dict[str, Any]:
+    (folder / "peer.json").write_text(json.dumps(told), encoding="utf-8")
+    return _run([str(python), str(Path(__file__).parent / "trl_grpo.py"), str(folder / "peer.json")])
 
 
 def _metrics(found: dict[str, Any]) -> dict[str, float]:
@@ -72,10 +80,6 @@ def _metrics(found: dict[str, Any]) -> dict[str, float]:
 
 def _mean(rewards: list[float]) -> str:
     return f"{statistics.fmean(rewards):.3f}"
-
-
-def _beside(theirs: dict[str, Any] | None) -> str:
-    return f", TRL's {_mean(theirs['rewards'])}" if theirs else ""
 
 
 def _run(command: list[str]) -> dict[str, Any]:
