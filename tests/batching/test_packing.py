@@ -109,6 +109,23 @@ def test_a_group_that_fits_stays_in_one_micro_batch(sizes, prompt, max_tokens):
         assert parts == 1 or prompt + 1 + size > max_tokens
 
 
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=8), joined=st.integers(1, 20))
+def test_groups_share_no_more_than_the_joined_tokens_and_are_not_parted_for_it(sizes, joined):
+    samples = [
+        attrs.evolve(sample(5, record=10 * number + index, group=number), ids=[number, number, 7, index, 9])
+        for number, size in enumerate(sizes)
+        for index in range(size)
+    ]
+    update = pack(samples, max_tokens=40, config=AggregationConfig(), joined_tokens=joined)
+    groups = [set(batch.group.tolist()) for batch in update.micro_batches]
+    assert sum(map(len, groups)) == len(sizes)
+    for batch, own in zip(update.micro_batches, groups, strict=True):
+        assert len(own) == 1 or batch.tokens <= joined
+    # No two micro-batches would fit into one.
+    tokens = sorted(batch.tokens for batch in update.micro_batches)
+    assert len(tokens) < 2 or tokens[0] + tokens[1] > joined
+
+
 @given(records=st.lists(st.lists(ids, min_size=1, max_size=3), min_size=1, max_size=5), max_tokens=st.integers(1, 30))
 def test_a_record_is_not_parted_where_a_loss_looks_at_whole_sequences(records, max_tokens):
     samples = [

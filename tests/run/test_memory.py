@@ -87,11 +87,13 @@ def test_recomputed_activations_take_less():
 
 
 def test_a_pass_holds_the_longest_record_and_no_more_than_the_step():
-    def load(record, **sections):
-        return Load.of(config_of(**sections), record=record).pass_
+    def load(record, joined=None, **sections):
+        return Load.of(config_of(**sections), record=record, joined=joined).pass_
 
     assert load(100) == 8192
     assert load(20_000) == 20_000
+    assert load(100, joined=1024, rollout={"tasks_per_step": 16, "group_size": 8}) == 1024
+    assert load(200, joined=1024, rollout={"tasks_per_step": 16, "group_size": 8}) == 1600
     assert load(100, rollout={"tasks_per_step": 2, "group_size": 4}) == 800
     assert load(100, rollout={"tasks_per_step": 2, "group_size": 4}, trainer={"updates": 2}) == 400
 

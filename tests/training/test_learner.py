@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from agentrl_core.api.kept_tokens import mask_of
 from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching import advantages
+from agentrl_core.batching.packing import pack
 from agentrl_core.batching.signal import Signal
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.losses import AggregationConfig
@@ -254,6 +255,22 @@ def test_neither_loss_nor_gradient_depends_on_micro_batches(learner, sampler, op
     scale = gradients[0].abs().max()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-5 * scale.item())
+
+
+def test_groups_share_smaller_passes_of_a_large_model_on_a_cpu(learner, sampler, monkeypatch):
+    passes = []
+
+    def spy(*arguments, **options):
+        passes.append(len((update := pack(*arguments, **options)).micro_batches))
+        return update
+
+    groups = sampler.groups(count=3, size=3)
+    monkeypatch.setattr("agentrl_core.training.learner.pack", spy)
+    monkeypatch.setattr("agentrl_core.training.learner._JOINED", 1)
+    learner().step(groups, step=1, version=0)
+    monkeypatch.setattr("agentrl_core.training.learner._LARGE", 1)
+    learner().step(groups, step=1, version=0)
+    assert passes == [1, 3]
 
 
 def test_a_loss_of_whole_sequences_sees_all_calls_of_a_record_however_small_the_micro_batches(learner, sampler):

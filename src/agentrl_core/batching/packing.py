@@ -194,11 +194,13 @@ def pack(
     device: str = "cpu",
     merge: bool = True,
     whole_sequences: bool = False,
+    joined_tokens: int | None = None,
 ) -> Update:
     """Pack one update into micro-batches of at most `max_tokens` tokens after merging.
 
     A group stays in one micro-batch if it fits. Else it is split so that samples with long shared prefixes stay
     together. A sample longer than `max_tokens` gets a micro-batch of its own. Without `merge` no token is shared.
+    Several groups, or parts of them, share a micro-batch of at most `joined_tokens` tokens; None: `max_tokens`.
 
     `whole_sequences` is for losses whose terms depend on all tokens of a sequence: a sequence in the sense of
     `config.unit` then stays in one micro-batch, also if that exceeds `max_tokens`. Without samples the update has no
@@ -209,7 +211,11 @@ def pack(
     batches = [
         _micro_batch([samples[i] for i in part], [numbers[i] for i in part], num_sequences, device, merge=merge)
         for part in _partition(
-            samples, max_tokens, merge=merge, whole_records=whole_sequences and config.sequence == "record"
+            samples,
+            max_tokens,
+            max_tokens if joined_tokens is None else min(joined_tokens, max_tokens),
+            merge=merge,
+            whole_records=whole_sequences and config.sequence == "record",
         )
     ]
     return Update.of(batches, num_sequences, device=device)
@@ -230,7 +236,9 @@ def _number_sequences(samples: Sequence[Sample], unit: Unit) -> list[list[int]]:
     return result
 
 
-def _partition(samples: Sequence[Sample], max_tokens: int, *, merge: bool, whole_records: bool) -> list[list[int]]:
+def _partition(
+    samples: Sequence[Sample], max_tokens: int, joined_tokens: int, *, merge: bool, whole_records: bool
+) -> list[list[int]]:
     """Distribute groups over micro-batches; return the indices into `samples` of each micro-batch.
 
     Best-fit decreasing: the largest unit goes first, each to the micro-batch where it adds the fewest tokens.
@@ -245,7 +253,7 @@ def _partition(samples: Sequence[Sample], max_tokens: int, *, merge: bool, whole
     ]
     bins: list[_Unit] = []
     for unit in sorted(units, key=lambda unit: -unit.tokens):
-        fitting = [(total - one.tokens, one) for one in bins if (total := one.tokens_with(unit)) <= max_tokens]
+        fitting = [(total - one.tokens, one) for one in bins if (total := one.tokens_with(unit)) <= joined_tokens]
         if fitting:
             min(fitting, key=lambda choice: choice[0])[1].take(unit)
         else:

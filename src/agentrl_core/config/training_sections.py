@@ -66,7 +66,9 @@ class TrainerConfig:
     updates: int = field(default=1, validator=positive)
     """Number of optimizer updates per step, each on its share of the step's groups."""
     max_tokens_per_microbatch: int = field(default=8192, validator=positive)
-    """Largest number of tokens per forward pass; shared prefixes count once. A longer record gets a pass of its own."""
+    """Largest number of tokens per forward pass; shared prefixes count once. A longer record gets a pass of its own.
+    For a model of 50 million weights or more on a CPU, groups share passes of at most 1024 tokens, because larger ones
+    take memory and are no faster; a single group may fill more."""
     attention: Literal["auto", "rect", "flex", "dfs", "dense", "rows"] = "auto"
     """Attention over records that share a prefix, which is then computed once; `auto` uses the fastest that fits the
     model. `rect`: one flash-attention call per node of the prefix trie, on CPU. `flex`: one kernel, on CUDA. `dfs`:

@@ -295,7 +295,7 @@ def _rehearsal(components: RunComponents, devices: Devices, *, try_step: bool) -
         with directory.logging_to("doctor"):
             yield from _call(components, side, store, directory.name)
             record = _longest_record(store, directory.name, side)
-            load = Load.of(components.config, record=record)
+            load = Load.of(components.config, record=record, joined=start.learner.joined_tokens)
             yield from _memory(components, devices, start.learner, load)
             if try_step:
                 yield _step(start.learner, load, side.gateway.max_tokens)

@@ -89,14 +89,19 @@ class Load:
     """Records that the engine samples at once."""
 
     @classmethod
-    def of(cls, config: RunConfig, *, record: int) -> Load:
-        """Return the load of a config with records of up to `record` tokens."""
+    def of(cls, config: RunConfig, *, record: int, joined: int | None = None) -> Load:
+        """Return the load of a config with records of up to `record` tokens.
+
+        Groups share passes of up to `joined` tokens (`Learner.joined_tokens`); None: as the config says.
+        """
         rollout, trainer = config.rollout, config.trainer
         records = rollout.tasks_per_step * rollout.group_size
         step = -(-records // trainer.updates) * record
+        most = trainer.max_tokens_per_microbatch
+        shared = most if joined is None else max(joined, rollout.group_size * record)
         return cls(
             record=record,
-            pass_=max(record, min(trainer.max_tokens_per_microbatch, step)),
+            pass_=max(record, min(most, step, shared)),
             running=min(rollout.max_concurrent_rollouts, config.engine.options.get("slots", 64)),
         )
 

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LARGE = 50_000_000
+"""Weights from which on a CPU is not faster with passes of more than `_JOINED` tokens."""
+_JOINED = 1024
 _PROVIDED = frozenset({"proximal", "reference", "entropy"})
 """Optional fields of `LossBatch` that the learner can compute for a loss."""
 
@@ -132,6 +135,17 @@ class Learner:
         return self._cpu_seconds
 
     @property
+    def joined_tokens(self) -> int:
+        """Largest number of tokens of a forward pass that groups share; a group alone may have more.
+
+        On a CPU, many tokens of a large model take memory for nothing; fewer than this would be slower.
+        """
+        most = self._config.max_tokens_per_microbatch
+        weights = sum(weight.numel() for weight in self._policy.model.parameters())
+        on_cpu = torch.device(self._policy.device).type == "cpu"
+        return min(_JOINED, most) if on_cpu and weights >= _LARGE else most
+
+    @property
     def refers(self) -> bool:
         """True if the loss reads log-probabilities of a reference policy."""
         return "reference" in self._loss.needs
@@ -186,6 +200,7 @@ class Learner:
                 device=self._policy.device,
                 merge=self._policy.merges,
                 whole_sequences=getattr(self._loss, "whole_sequences", False),
+                joined_tokens=self.joined_tokens,
             )
             for share in split_updates(samples.samples, self._config.updates)
         ]
