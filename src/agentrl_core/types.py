@@ -390,6 +390,9 @@ class Evaluation:
 
 def run_lengths(versions: tuple[int, ...] | list[int]) -> Versions:
     """Compress per-token versions into runs."""
+    # Nearly all outputs are of one version.
+    if versions and versions.count(versions[0]) == len(versions):
+        return ((versions[0], len(versions)),)
     runs: list[tuple[int, int]] = []
     for version in versions:
         if runs and runs[-1][0] == version:

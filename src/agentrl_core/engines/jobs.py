@@ -10,10 +10,12 @@ import contextlib
 import copy
 import math
 import random
+import struct
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
+import numpy as np
 
 from agentrl_core.engines.stopping import Decode, find_stop_string
 from agentrl_core.errors import EngineError, UnservableError
@@ -234,7 +236,7 @@ def check_request(request: GenerateRequest, *, context_length: int, vocab_size: 
             f"request {request.request_id}: the prompt has {len(prompt)} tokens and leaves no room for an answer: "
             f"prompt and output together may have {context_length}. Shorten the prompt."
         )
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
+    if not _are_ids(prompt, vocab_size):
         raise EngineError(
             f"request {request.request_id}: the prompt has token ids from {min(prompt)} to {max(prompt)}, the model "
             f"knows 0 to {vocab_size - 1}. Does the tokenizer belong to this model?"
@@ -245,6 +247,16 @@ def check_request(request: GenerateRequest, *, context_length: int, vocab_size: 
         )
     _check_sampling(request.request_id, sampling)
     return min(context_length, len(prompt) + (sampling.max_tokens or context_length))
+
+
+def _are_ids(prompt: Sequence[int], vocab_size: int) -> bool:
+    """Return whether all of a prompt are token ids of a model; as fast as a copy, because every call pays for it."""
+    try:
+        packed = struct.pack(f"={len(prompt)}I", *prompt)
+    except struct.error:
+        # Below 0, or beyond 32 bits.
+        return False
+    return int(np.frombuffer(packed, dtype=np.uint32).max()) < vocab_size
 
 
 def _check_sampling(request_id: str, sampling: Sampling) -> None:

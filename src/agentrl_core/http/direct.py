@@ -126,6 +126,15 @@ class DirectReply:
         self._connection.hold_back(self)
         return data
 
+    def take_rest(self) -> bytes | None:
+        """Return the rest of the body if all of it has come, else None; does not wait."""
+        if not self.is_complete:
+            return None
+        rest = b"".join(self.pieces)
+        self.pieces.clear()
+        self.waiting_bytes = 0
+        return rest
+
     def close(self) -> None:
         """End the connection unless the reply is complete."""
         if not self.is_complete and self.failure is None:
@@ -159,7 +168,8 @@ class _Connection(asyncio.Protocol):
         """Send a request; return the reply once its head has come."""
         self.num_exchanges += 1
         self._reply = reply = DirectReply(self)
-        self._parser = httptools.HttpResponseParser(self)
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
         self._head_bytes, self._status, self._headers = 0, 0, CIMultiDict()
         self._silence_s, self._heard = silence_s, self._loop.time()
         self._timer = self._loop.call_later(silence_s, self._check_silence)

@@ -267,6 +267,8 @@ class ServerReply:
         return (await self._up_to(most_bytes))[:most_bytes]
 
     async def _up_to(self, enough_bytes: int) -> bytes:
+        if isinstance(self._response, DirectReply) and (rest := self._response.take_rest()) is not None:
+            return rest
         body = bytearray()
         async for piece in self:
             body += piece

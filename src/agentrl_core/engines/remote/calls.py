@@ -95,7 +95,7 @@ class RemoteCall:
             # The number comes first, and ends with a dash: no id is a prefix of another one (see `ServerRequest.id`).
             id=f"{next(_numbers)}-{request.request_id}",
             request_id=request.request_id,
-            prompt_ids=[*request.prompt_ids, *self.ids],
+            prompt_ids=[*request.prompt_ids, *self.ids] if self.ids else request.prompt_ids,
             max_tokens=self.remaining,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -185,28 +185,28 @@ class RemoteCall:
         """Return the new tokens, one chunk per policy version; the last has the finish reason, if there is one."""
         if self.whole and self.reason is None:
             return []
-        chunks, first = [], self._sent
-        for version, count in run_lengths(self.versions[first:]):
+        chunks, first, total = [], self._sent, len(self.versions)
+        runs = run_lengths(self.versions[first:])
+        if self.reason is not None:
+            runs = runs or ((version_now, 0),)
+        for version, count in runs:
             end = first + count
+            ended = self.reason is not None and end == total
             chunks.append(
                 Chunk(
                     ids=tuple(self.ids[first:end]),
                     logprobs=tuple(self.logprobs[first:end]),
                     version=version,
+                    finish_reason=self.reason if ended else None,
+                    stop_string=self.stop_string if ended else None,
+                    cached_tokens=(self.cached or 0) if ended else 0,
                     top_logprobs=tuple(self.top[first:end]),
                     kept=tuple(self.kept[first:end]),
                 )
             )
             first = end
         self._sent = first
-        if self.reason is None:
-            return chunks
-        last = chunks.pop() if chunks else Chunk(ids=(), logprobs=(), version=version_now)
-        cached = self.cached or 0
-        return [
-            *chunks,
-            attrs.evolve(last, finish_reason=self.reason, stop_string=self.stop_string, cached_tokens=cached),
-        ]
+        return chunks
 
     # Waiting, and interruptions by `wake`.
 

@@ -105,11 +105,12 @@ class ServerPool:
 
         Servers that fail get no calls while others are up. If all of them fail, the one that was up last is chosen.
         """
+        if len(self.servers) == 1:
+            (only,) = self.servers
+            return None if only.condition is Condition.OUT else only
         candidates = [server for server in self.servers if server.condition is not Condition.OUT]
         if not candidates:
             return None
-        if len(self.servers) == 1:
-            return candidates[0]
         candidates = self._fit(candidates, call)
         # The members of a group share their prompt, so the group counts more than the session.
         request = call.request
