@@ -19,7 +19,8 @@ from tests.benchmarks.gateway.talk import text
 TOKENS = 64
 END_OF_TURN = 31_999
 """In the benchmark's own tokenizer."""
-_DIFFERENT = 211
+DIFFERENT = 211
+"""Replies, said in turn."""
 CALL = {"id": "call_mock", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
 
@@ -61,9 +62,14 @@ def completion(number: int, *, tools: bool = False) -> dict[str, Any]:
     }
 
 
+def reply_ids(number: int, tokens: int = TOKENS) -> tuple[int, ...]:
+    """Return the ids of one of the replies that end their turn."""
+    return (*token_ids(number)[: tokens - 1], END_OF_TURN)
+
+
 def raw_completion(number: int, tokens: int = TOKENS) -> dict[str, Any]:
     """Return one reply of vLLM's `/inference/v1/generate` to a prompt of token ids; it ends its turn."""
-    ids = [*token_ids(number)[: tokens - 1], END_OF_TURN]
+    ids = reply_ids(number, tokens)
     likeliest = [{"token_id": token, "logprob": -0.25 - token, "rank": token + 1} for token in (0, 1, 2)]
     content = [
         {"token_id": token, "logprob": -0.25, "rank": 1, "top_logprobs": likeliest if tokens == 1 else []}
@@ -175,16 +181,16 @@ class _Answering(asyncio.Protocol):
                 return reply
         number = next(self.numbers)
         if not path.endswith(b"/chat/completions"):
-            return _PROBED if b'"max_tokens":1,' in body else _RAW[number % _DIFFERENT]
+            return _PROBED if b'"max_tokens":1,' in body else _RAW[number % DIFFERENT]
         if b'"stream":true' in body or b'"stream": true' in body:
             return _STREAM
-        return _CALLED if b'"tools":[{' in body or b'"tools": [{' in body else _REPLIES[number % _DIFFERENT]
+        return _CALLED if b'"tools":[{' in body or b'"tools": [{' in body else _REPLIES[number % DIFFERENT]
 
 
 async def main() -> None:
     """Serve until stdin ends; the first line says where."""
-    _REPLIES.extend(_json(completion(number)) for number in range(_DIFFERENT))
-    _RAW.extend(_json(raw_completion(number)) for number in range(_DIFFERENT))
+    _REPLIES.extend(_json(completion(number)) for number in range(DIFFERENT))
+    _RAW.extend(_json(raw_completion(number)) for number in range(DIFFERENT))
     server = await asyncio.get_running_loop().create_server(_Answering, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     print(json.dumps({"url": f"http://{host}:{port}"}), flush=True)  # noqa: T201 - the line that the benchmark waits for

@@ -10,13 +10,14 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import psutil
 import uvloop
+from tests.benchmarks.gateway import mock
 from tests.benchmarks.gateway.model import words
 from tests.benchmarks.gateway.raw_client import Answer, Target
 from tests.benchmarks.gateway.talk import Talk, opening, text
@@ -46,8 +47,8 @@ class ReplayEngine:
     context_length = 1_000_000
     cpu_seconds = 0.0
 
-    def __init__(self, chat: Chat) -> None:
-        self._replies = itertools.cycle(list(_replies(chat)))
+    def __init__(self, replies: Iterable[tuple[int, ...]]) -> None:
+        self._replies = itertools.cycle(list(replies))
         self.longest_prompt = 0
         self.next_reply: tuple[int, ...] | None = None
         self._logprobs = tuple(-0.01 * index for index in range(OUTPUT_TOKENS))
@@ -88,11 +89,11 @@ def _replies(chat: Chat) -> Iterator[tuple[int, ...]]:
 class Run:
     """A gateway with a store, and the sessions that the benchmark opened."""
 
-    def __init__(self, model: Path, folder: Path, upstream: str | None = None) -> None:
+    def __init__(self, model: Path, folder: Path, upstream: str | None = None, *, says_mock: bool = False) -> None:
         chat = Chat.from_directory(model)
         self._chat = chat
         self._id = f"run-{time.time_ns()}"
-        self._engine: Engine = ReplayEngine(chat)
+        self._engine: Engine = ReplayEngine(map(mock.reply_ids, range(mock.DIFFERENT)) if says_mock else _replies(chat))
         if upstream is not None:
             self._engine = VLLMEngine(url=upstream)
         self._engine.start()
@@ -208,13 +209,15 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--upstream", help="URL of a vLLM server that samples, in place of prepared replies")
+    parser.add_argument("--says-mock", action="store_true", help="prepared replies are those of the vLLM server")
     parser.add_argument("--context", type=int, default=ReplayEngine.context_length, help="tokens")
     parser.add_argument("--folder", type=Path, help="where the store is kept; a temporary one by default")
     arguments = parser.parse_args()
     ReplayEngine.context_length = arguments.context
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         # On a thread, because the engine of a model server starts with an event loop of its own.
-        run = await asyncio.to_thread(Run, arguments.model, arguments.folder or Path(folder), arguments.upstream)
+        folder = arguments.folder or Path(temporary)
+        run = await asyncio.to_thread(Run, arguments.model, folder, arguments.upstream, says_mock=arguments.says_mock)
         await run.begin()
         _tell({"url": run.gateway.url})
         for line in sys.stdin.buffer:
