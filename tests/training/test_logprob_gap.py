@@ -15,12 +15,9 @@ ROUNDED = {"learner_is_precise": False, "engine": "bfloat16"}
 UNKNOWN = {"learner_is_precise": True, "engine": "unknown"}
 
 
-def compare(gaps, *, largest=None, splits=1, versions=None, **precision):
-    """Inspect made-up gaps in micro-batches, and return the metrics; the engine's logprobs are -1."""
+def batches(gaps, *, splits=1, versions=None):
+    """Make micro-batches, with the learner's log-probabilities, that have these gaps; the engine's are -1."""
     versions = [3] * len(gaps) if versions is None else versions
-    gap = LogprobGap(
-        SAMPLES, 3, limits=GapLimits.of(largest, **precision), num_tokens=sum(one == 3 for one in versions)
-    )
     for part in torch.arange(len(gaps)).chunk(splits):
         batch = SimpleNamespace(
             version=torch.tensor(versions)[part],
@@ -29,7 +26,19 @@ def compare(gaps, *, largest=None, splits=1, versions=None, **precision):
             record=torch.ones(len(part), dtype=torch.long),
             targets=part,
         )
-        gap.inspect(batch, torch.tensor(gaps, dtype=torch.float64)[part] - 1.0)
+        yield batch, torch.tensor(gaps, dtype=torch.float64)[part] - 1.0
+
+
+def update_of(pairs):
+    return SimpleNamespace(micro_batches=[batch for batch, _ in pairs])
+
+
+def compare(gaps, *, largest=None, splits=1, versions=None, **precision):
+    """Inspect made-up gaps in micro-batches, and return the metrics."""
+    pairs = list(batches(gaps, splits=splits, versions=versions))
+    gap = LogprobGap(SAMPLES, 3, limits=GapLimits.of(largest, **precision), update=update_of(pairs))
+    for batch, logprobs in pairs:
+        gap.inspect(batch, logprobs)
     return gap.metrics()
 
 
@@ -72,6 +81,17 @@ def test_a_fault_is_told_from_rounding_by_the_distribution(precision):
     some = [2.0 if index % 50 == 0 else value for index, value in enumerate(rounding(0.03))]
     with pytest.raises(TrainingError, match=r"99th percentile 2 \(at most 0\.8\), over 4000 tokens with the median"):
         compare(some, **precision)
+
+
+def test_the_distribution_of_what_is_left_of_a_refused_update_is_checked():
+    pairs = list(batches([value + 0.3 for value in rounding(0.03)], splits=4))
+    gap = LogprobGap(SAMPLES, 3, limits=GapLimits.of(None, **ROUNDED), update=update_of(pairs))
+    gap.inspect(*pairs[0])
+    gap.begin(update_of(pairs[1:]))
+    gap.inspect(*pairs[1])
+    gap.inspect(*pairs[2])
+    with pytest.raises(TrainingError, match="over 3000 tokens"):
+        gap.inspect(*pairs[3])
 
 
 def test_few_tokens_have_no_percentile():

@@ -81,14 +81,14 @@ class Guard:
         before: Sequence[PreStep],
         apply: Callable[[Update, Sequence[PreStep]], float],
         *,
-        again: Callable[[], None] | None = None,
+        again: Callable[[Update], None] | None = None,
     ) -> float | None:
         """Apply the update; return the result of `apply`, or None if nothing is left to apply.
 
         `stop` raises the error. `skip` removes the loss terms of the bad records, counts the denominators again and
         retries: the result is as if these records had never been part of the update. Their token ids are still
         forwarded, so a record whose hidden states are not finite spoils its whole micro-batch. `again` is called before
-        each retry.
+        each retry with what is left of the update.
         """
         while True:
             try:
@@ -110,7 +110,7 @@ class Guard:
                 update = reduced(update, kept)
                 before = [item.select(tokens) for item, tokens in zip(before, kept, strict=True)]
                 if again is not None:
-                    again()
+                    again(update)
             else:
                 self.trained_tokens += sum(len(batch.record) for batch in update.micro_batches)
                 return value

@@ -212,7 +212,7 @@ class Learner:
             limits=GapLimits.of(
                 self._config.max_logprob_gap, learner_is_precise=self._policy.precise, engine=self._engine_precision
             ),
-            num_tokens=sum(int((batch.version == version).sum()) for batch in updates[0].micro_batches),
+            update=updates[0],
         )
         guard = Guard(self._config.non_finite, samples.records)
         means = Means()

@@ -16,7 +16,7 @@ from agentrl_core.errors import TrainingError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_core.batching.packing import MicroBatch
+    from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.batching.samples import Samples
 
 EnginePrecision: TypeAlias = Literal["float32", "bfloat16", "unknown"]
@@ -62,16 +62,17 @@ class LogprobGap:
     """Comparison of the engine's log-probabilities with the learner's in a step's first update, on tokens of lag 0.
 
     Both come from the same weights there. A difference beyond rounding means that engine and learner do not use the
-    same tokens, template, temperature or weights; training would silently go wrong. `num_tokens`: tokens of lag 0 in
-    the update; with the last of them the distribution is checked.
+    same tokens, template, temperature or weights; training would silently go wrong. With the last of these tokens in
+    `update` their distribution is checked.
     """
 
-    def __init__(self, samples: Samples, version: int, *, limits: GapLimits, num_tokens: int) -> None:
-        self._samples, self._version, self._limits, self._num_tokens = samples, version, limits, num_tokens
-        self.begin()
+    def __init__(self, samples: Samples, version: int, *, limits: GapLimits, update: Update) -> None:
+        self._samples, self._version, self._limits = samples, version, limits
+        self.begin(update)
 
-    def begin(self) -> None:
-        """Forget all tokens, because a refused update is retried without some of them."""
+    def begin(self, update: Update) -> None:
+        """Forget all tokens: a refused update is retried as `update`, without some of them."""
+        self._num_tokens = sum(int((batch.version == self._version).sum()) for batch in update.micro_batches)
         self._differences: list[Tensor] = []
         self._seen = 0
         self._worst = (0.0, "")
