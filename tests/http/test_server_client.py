@@ -288,7 +288,7 @@ def test_silence_is_told_also_of_a_server_that_does_not_read(size):
         await done.wait()
 
     async def wait():
-        async with listening(talk, silence_s=0.2, connect_timeout_s=0.2) as client:
+        async with listening(talk, silence_s=0.2, connect_timeout_s=3.0) as client:
             with pytest.raises(ExchangeError, match=r"nothing arrived for 0\.2 s") as raised:
                 await read(client, bytes(size))
             done.set()
