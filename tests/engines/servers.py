@@ -106,7 +106,7 @@ class ModelServer:
     def reset(self):
         """Serve the first weights; nobody may be asking."""
         self._loaded = 0
-        self.salt, self.label, self.context_length, self.key = 0, "default", 512, None
+        self.salt, self.label, self.context_length, self.key = 0, "default", 4096, None
         self.scaled = True
         """Whether vLLM's logprobs take the temperature into account."""
         self.masks = False
@@ -434,8 +434,8 @@ class ModelServer:
         self.asked.append(body)
         prompt, sampling = body["token_ids"], body["sampling_params"]
         if len(prompt) + sampling["max_tokens"] > self.context_length:
-            message = {"message": "This model's maximum context length is 512 tokens.", "type": "BadRequestError"}
-            return JSONResponse({"error": message | {"code": 400}}, 400)
+            message = f"This model's maximum context length is {self.context_length} tokens."
+            return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": 400}}, 400)
         if "prompt_logprobs" in sampling:
             values = zip(prompt, self._scored(prompt), strict=True)
             tables = [None if value is None else {str(token): {"logprob": value, "rank": 1}} for token, value in values]

@@ -192,7 +192,7 @@ def test_a_list_that_breaks_while_the_engine_runs_changes_nothing(start, fleet, 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"context_length": 300}, "a context of 300 tokens, the others have 512"),
+        ({"context_length": 300}, "a context of 300 tokens, the others have 4096"),
         ({"cards": [{"id": "other"}]}, "the server serves other, not 'policy'"),
         ({"broken": True}, "cannot load"),
     ],

@@ -90,7 +90,7 @@ def test_the_doctor_lists_the_servers_or_names_the_wrong_address(project, server
         return list(examine(path))
 
     (told,) = [finding.told for finding in findings(url=server.url) if finding.check == "servers"]
-    assert told == f"{server.url}: SGLang 'policy', version 0, 512 tokens of context, ready"
+    assert told == f"{server.url}: SGLang 'policy', version 0, 4,096 tokens of context, ready"
     (wrong,) = [finding.told for finding in findings(url="http://127.0.0.1:9") if not finding.ok]
     assert wrong.startswith("http://127.0.0.1:9/")
     assert wrong.endswith("Is the server running?")

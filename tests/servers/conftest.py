@@ -26,8 +26,11 @@ collect_ignore_glob = [
 ]
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-TOY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
-"""Shape of the tiny policy: vLLM's attention on the CPU knows no heads of fewer than 32 dimensions."""
+TOY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "context_length": 16384}
+"""Shape of the tiny policy: vLLM's attention on the CPU knows no heads of fewer than 32 dimensions.
+
+A server takes many seconds to fill its context, so that requests without a limit run until a test ends them.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +47,10 @@ def launch_section():
 @pytest.fixture(scope="session")
 def toys(tmp_path_factory):
     """Model directories of two tiny policies with different weights."""
+    import torch
+
+    # Forward passes of tiny models are the reference; on a busy machine, their threads would wait for each other.
+    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("toys")
     return [toy_policy(folder / f"toy-{seed}", seed=seed, **TOY) for seed in (0, 1)]
 

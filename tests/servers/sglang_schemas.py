@@ -5,6 +5,7 @@ executed as they are. Of modules that import kernels, only the definitions that 
 """
 
 import ast
+import gc
 import importlib
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def _stand_in(name, **contents):
 
 def _excerpt(path, wanted):
     """Execute only the definitions `wanted` of a source file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = _parsed(path.read_text(encoding="utf-8"))
     nodes = [node for node in tree.body if set(_defined(node)) & set(wanted)]
     missing = set(wanted) - {name for node in nodes for name in _defined(node)}
     if missing:
@@ -90,6 +91,19 @@ def _excerpt(path, wanted):
     exec(compile(head, str(path), "exec"), vars(module))
     exec(compile(ast.Module(nodes, []), str(path), "exec"), vars(module))
     return vars(module)
+
+
+def _parsed(source):
+    """Return the syntax tree of a source.
+
+    Garbage is not collected meanwhile: before Python 3.11.8, a finalizer that parses as well, for example because it
+    formats a traceback, makes this fail with "AST constructor recursion depth mismatch" (gh-106905).
+    """
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()
 
 
 def _defined(node):

@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPT = [index % 250 for index in range(40)]
 GAP = 1e-4
-LONG = {"max_new_tokens": 900, "ignore_eos": True}
+ENDLESS = {"max_new_tokens": 16000, "ignore_eos": True}
+"""Sampling of an output that ends only when a test aborts it."""
+HANG_S = 300
+"""Time after which what a test waits for counts as hung."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def engine_of(toys, tmp_path):
         ({"sampling_params": {"max_new_tokens": "4"}}, 'invalid type: string "4", expected i64'),
         ({"sampling_params": {"max_tokens": 4}}, "unknown field `max_tokens`"),
         ({"sampling_params": {"top_p": 0.0}}, "top_p must be in (0, 1]"),
-        ({"sampling_params": {"max_new_tokens": 5000}}, "exceeds the model's maximum context length"),
+        ({"sampling_params": {"max_new_tokens": 20000}}, "exceeds the model's maximum context length"),
         ({"input_ids": []}, "input_ids cannot be empty"),
         ({"input_ids": ["a"]}, "input_ids"),
         ({"return_logprobs": True}, "return_logprobs"),
@@ -156,65 +159,82 @@ def test_every_command_is_one_that_the_released_classes_accept(sglang_classes):
 # Pauses.
 
 
-def sample_in_background(fake, rid):
-    """Start a long output; return a function that waits for it."""
-    replies = []
-    sampling = LONG | {"sampling_seed": 1}
-    body = generate(rid=rid, sampling_params=sampling, stream=True)
-    begun = threading.Event()
+class Endless:
+    """An endless output that has begun, read on a thread."""
 
-    def read():
-        with httpx2.stream("POST", f"{fake.url}/generate", json=body, timeout=120) as reply:
+    def __init__(self, fake, rid):
+        self._fake, self._rid = fake, rid
+        self._metas = []
+        """Each event's `meta_info`."""
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        self.wait(lambda _: True)
+
+    def _read(self):
+        body = generate(rid=self._rid, sampling_params=ENDLESS | {"sampling_seed": 1}, stream=True)
+        with httpx2.stream("POST", f"{self._fake.url}/generate", json=body, timeout=120) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
-                    replies.append(json.loads(line.removeprefix("data: ")))
-                    begun.set()
+                    with self._news:
+                        self._metas.append(json.loads(line.removeprefix("data: "))["meta_info"])
+                        self._news.notify_all()
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    assert begun.wait(60)
+    def wait(self, condition):
+        """Return the first `meta_info` that meets a condition."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(map(condition, self._metas)), HANG_S)
+            return next(filter(condition, self._metas))
 
-    def result():
-        thread.join(120)
-        return replies[-1]
+    def abort(self):
+        post(self._fake, "/abort_request", {"rid": self._rid})
 
-    return result
+    def end(self):
+        """Wait for the end, and return the last `meta_info`."""
+        self._thread.join(HANG_S)
+        assert not self._thread.is_alive()
+        return self._metas[-1]
 
 
 def test_an_abort_keeps_the_tokens_so_far_and_says_why(fake):
-    result = sample_in_background(fake, "x-1")
+    output = Endless(fake, "x-1")
     post(fake, "/pause_generation")
-    meta = result()["meta_info"]
+    meta = output.end()
     post(fake, "/continue_generation")
     assert meta["finish_reason"] == {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-    assert 0 < meta["completion_tokens"] == len(meta["output_token_logprobs"]) < 900
+    assert 0 < meta["completion_tokens"] == len(meta["output_token_logprobs"]) < ENDLESS["max_new_tokens"]
 
 
 def test_retracted_requests_go_on_exactly_with_the_new_weights(fake, toys, forward):
     load(fake, toys[0], "a")
-    result = sample_in_background(fake, "x-2")
+    output = Endless(fake, "x-2")
     post(fake, "/pause_generation", {"mode": "retract"})
     load(fake, toys[1], "b")
     post(fake, "/continue_generation")
-    meta = result()["meta_info"]
+    resumed = output.wait(lambda meta: meta["weight_version"] == "b")["completion_tokens"]
+    output.wait(lambda meta: meta["completion_tokens"] >= resumed + 16)
+    output.abort()
+    meta = output.end()
     entries = meta["output_token_logprobs"]
     ids, logprobs = [entry[1] for entry in entries], [entry[0] for entry in entries]
     first, second = meta["weight_versions"]
     cut = first["end"]
-    assert (first["version"], second["version"], second["end"]) == ("a", "b", 900)
+    assert (first["version"], second["version"], second["end"]) == ("a", "b", len(ids))
+    assert len(ids) >= cut + 16
     assert gap(forward, 0, PROMPT, ids[:cut], logprobs[:cut]) < GAP
     assert gap(forward, 1, [*PROMPT, *ids[:cut]], ids[cut:], logprobs[cut:]) < GAP
 
 
 def test_requests_paused_in_place_make_a_load_that_flushes_fail(fake, toys):
-    result = sample_in_background(fake, "x-3")
+    output = Endless(fake, "x-3")
     post(fake, "/pause_generation", {"mode": "in_place"})
     body = {"model_path": str(toys[1]), "weight_version": "c"}
     told = post(fake, "/update_weights_from_disk", body, status=400)
     assert "the cache was not flushed" in told["message"]
     assert "Flush cache failed" in post(fake, "/flush_cache", status=400)
     post(fake, "/continue_generation")
-    result()
+    output.abort()
+    output.end()
 
 
 # Weights and memory.
@@ -234,10 +254,10 @@ def test_the_checksum_follows_the_weights_and_a_broken_directory_changes_nothing
 
 def test_memory_is_released_by_an_idle_server_only_and_taken_again(serve_fake, toys):
     fake = serve_fake(toys[0], "--enable-memory-saver")
-    result = sample_in_background(fake, "x-4")
+    output = Endless(fake, "x-4")
     post(fake, "/release_memory_occupation", status=500)
-    post(fake, "/abort_request", {"rid": "x-4"})
-    assert result()["meta_info"]["finish_reason"]["type"] == "abort"
+    output.abort()
+    assert output.end()["finish_reason"]["type"] == "abort"
     post(fake, "/release_memory_occupation", {"tags": ["weights", "kv_cache"]})
     post(fake, "/generate", generate(), status=500)
     post(fake, "/resume_memory_occupation", {"tags": ["weights"]})

@@ -118,8 +118,8 @@ def test_an_output_holds_to_a_grammar_with_the_logprobs_of_the_free_distribution
 
 @contextlib.contextmanager
 def streamed(server, name):
-    """Yield the events of a long output that has begun."""
-    sampling = {"max_tokens": 900, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
+    """Yield the events of an endless output that has begun."""
+    sampling = {"max_tokens": 16000, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
     body = {"request_id": name, "token_ids": PROMPT, "sampling_params": sampling, "stream": True}
     with httpx2.stream("POST", f"{server}/inference/v1/generate", json=body, timeout=120) as reply:
         lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {"))
@@ -145,10 +145,15 @@ def test_kept_requests_are_exact_only_if_the_pause_clears_the_cache(toy_server, 
     with streamed(toy_server, f"kept-{clears}") as events:
         post(toy_server, f"/pause?mode=keep&clear_cache={clears}")
         load(1)
+        # A request that comes later ends after as many steps: the kept one has sampled with the new weights, too.
+        sampling = {"max_tokens": 64, "ignore_eos": True}
+        post(toy_server, "/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": sampling})
+        post(toy_server, "/inference/v1/abort_requests", {"request_ids": [f"generate-tokens-kept-{clears}"]})
         seen = list(events)
     first, second = seen[-1]["weight_versions"]
-    assert (first["version"], second["version"], second["end"]) == ("a", "b", 900)
     cut, ids = first["end"], [token for event in seen for token in event["token_ids"]]
+    assert (first["version"], second["version"], second["end"]) == ("a", "b", len(ids))
+    assert len(ids) >= cut + 16
     logprobs = [entry["logprob"] for event in seen for entry in event["logprobs"]["content"]]
     assert gap(models[0], PROMPT, ids[:cut], logprobs[:cut]) < GAP
     found = gap(models[1], [*PROMPT, *ids[:cut]], ids[cut:], logprobs[cut:])
