@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from starlette.responses import JSONResponse
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -81,6 +82,24 @@ def test_a_server_that_takes_no_weights_stops_the_run_at_its_first_publication(p
     server.development = False
     with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
         Trainer(project(name="fixed", engine={"use": "vllm", "url": server.url})).train()
+
+
+def test_a_server_that_fails_is_told_while_the_run_waits_for_it(project, server, tmp_path, capsys):
+    class Late(list):
+        """Faults after the canary's calls, whose repetitions only the log tells."""
+
+        def __bool__(self):
+            return len(self) > 0 and len(server.asked) > 4
+
+    server.faults = Late([JSONResponse({"error": {"message": "the worker has died", "code": 500}}, 500)])
+    engine = {"use": "vllm", "url": server.url, "weights_dir": str(tmp_path / "shared"), "patience_s": 90}
+    trainer = {"steps": 1}
+    summary = Trainer(project(name="fails", engine=engine, trainer=trainer, trackers=["console"])).train()
+    assert summary.status == "finished"
+    said = " ".join(capsys.readouterr().out.split())
+    waits = "a call to a model server failed and is repeated; the run ends if no server answers for 90 s: "
+    assert f"{waits}request " in said
+    assert "status 500: the worker has died" in said
 
 
 def test_the_doctor_lists_the_servers_or_names_the_wrong_address(project, server, tmp_path):

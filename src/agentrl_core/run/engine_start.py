@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,27 @@ from agentrl_core.errors import EngineError
 if TYPE_CHECKING:
     from agentrl_core.api.engines import Engine
     from agentrl_core.run.components import RunComponents
+
+
+class _Notices(logging.Handler):
+    """Tells the user the engine's warnings, such as a model server that is away."""
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._notice = notice
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._notice(record.getMessage())
+        except Exception:  # noqa: BLE001 (as every handler does: what is logged must not fail because of it)
+            self.handleError(record)
+
+
+def tell_warnings(notice: Callable[[str], None], undo: ExitStack) -> None:
+    """Pass what the engines warn of to `notice`, from any thread, until `undo` is closed."""
+    handler, engines = _Notices(notice), logging.getLogger("agentrl_core.engines")
+    engines.addHandler(handler)
+    undo.callback(engines.removeHandler, handler)
 
 
 def start_engine(

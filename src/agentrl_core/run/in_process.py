@@ -21,7 +21,7 @@ from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
-from agentrl_core.run.engine_start import start_engine
+from agentrl_core.run.engine_start import start_engine, tell_warnings
 from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.publication import check_in_process, prepare_weights
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
@@ -91,6 +91,8 @@ class InProcessSampling(SamplingSide):
             self.engine: Engine = start_engine(
                 components, start.model_dir, undo, log_dir=log_dir, check=check_in_process
             )
+            # What it has to say at its start is in `notices`.
+            tell_warnings(notice, undo)
             # An engine that loads its model has version 0; a resumed run goes on with a later version.
             if start.version:
                 self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))

@@ -133,7 +133,8 @@ class Absence:
         now = self._last = self._clock()
         if self._since is None:
             self._since = now
-            log.info("a call to the model server failed and is repeated: %s", why)
+            waits = "" if others_are_up else f"; the run ends if no server answers for {self._patience_s:g} s"
+            log.warning("a call to a model server failed and is repeated%s: %s", waits, why)
         elif now - self._since > self._patience_s and not others_are_up:
             raise EngineError(
                 f"{self._url}: the model server has been away for {now - self._since:.0f} s, longer than "
