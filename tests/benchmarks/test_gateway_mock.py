@@ -12,7 +12,7 @@ mock = pytest.importorskip("tests.benchmarks.gateway.mock", reason="its loop is 
 
 def test_the_mock_speaks_as_vllm_does(monkeypatch):
     monkeypatch.setattr(mock, "_RAW", [mock._json(mock.raw_completion(0))])
-    monkeypatch.setattr(mock, "_DIFFERENT", 1)
+    monkeypatch.setattr(mock, "DIFFERENT", 1)
 
     async def talk():
         server = await asyncio.get_running_loop().create_server(mock._Answering, "127.0.0.1", 0)

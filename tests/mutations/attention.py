@@ -11,23 +11,31 @@ MERGED = tuple(f"{MODELS}[{name}]" for name in ("qwen3", "cohere", "granite", "g
 TABLE = [
     *of(
         "training/attention/rect.py",
-        (f"{MODELS}[qwen3]", f"{EXACT}::test_merged_equals_unmerged[rect]"),
+        (f"{MODELS}[qwen3]", f"{EXACT}::test_merged_equals_unmerged[rect]", "tests/training/attention/test_rect.py"),
         {
             "the other one's share": (
                 "torch.sigmoid(part_weight - so_far_weight)",
                 "torch.sigmoid(so_far_weight - part_weight)",
             ),
             "siblings see each other": (
-                "own = (..., slice(start, end), slice(None))\n        part, part_weight",
+                "own = (..., slice(start, call.end), slice(None))\n        part, part_weight",
                 "own = (..., slice(start, stop), slice(None))\n        part, part_weight",
             ),
             "below a branch only": (
                 "covered = stop\n            continue",
-                "covered = end\n            continue",
+                "covered = call.end\n            continue",
+            ),
+            "roots in the calls of others": (
+                "limit = start + _SMALL if start >= root_stop else min(start + _SMALL, root_stop)",
+                "limit = start + _SMALL",
+            ),
+            "neighbours in a call see each other": (
+                "(place[:, None] < seen_until)",
+                "(place[:, None] < seen_until + 1)",
             ),
             "a single node not causal": (
-                "attend(query, key, value, 0.0, True, scale=scale)",
-                "attend(query, key, value, 0.0, False, scale=scale)",
+                "attend(query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale)",
+                "attend(query, key, value, 0.0, False, attn_mask=mask, scale=scale)",
             ),
             "another scale in the gradient": ("scale=ctx.scale", "scale=1.0"),
             "gradient of queries from the last node only": ("to_query[below] += part", "to_query[below] = part"),

@@ -55,8 +55,8 @@ TABLE = [
             ),
             "advantages for behaviour logprobs": ("floats(sample.logprobs", "floats(sample.advantages"),
             "one token over the budget": (
-                "(total := one.tokens_with(unit)) <= max_tokens",
-                "(total := one.tokens_with(unit)) <= max_tokens + 1",
+                "(total := one.tokens_with(unit)) <= joined_tokens",
+                "(total := one.tokens_with(unit)) <= joined_tokens + 1",
             ),
             "the smallest group first": ("key=lambda unit: -unit.tokens", "key=lambda unit: unit.tokens"),
             "where it adds the most": ("min(fitting, key", "max(fitting, key"),

@@ -187,7 +187,10 @@ TABLE = [
         "training/logprob_gap.py",
         GAPS,
         {
-            "stale tokens compared": ("batch.version == self._version", "batch.version <= self._version"),
+            "stale tokens compared": (
+                "fresh = batch.version == self._version",
+                "fresh = batch.version <= self._version",
+            ),
             "divergence off by its linear part": ("differences.expm1() - differences", "differences.expm1()"),
             "divergence the other way round": (
                 "(logprobs - batch.behaviour_logprobs)[fresh]",
