@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,17 @@ from agentrl_mongo.store import MongoStore
 
 VARIABLE = "AGENTRL_MONGO_PYTHON"
 ADDRESS = "AGENTRL_TEST_MONGO_URI"
+
+
+AGENT = """
+async def ask(data, *, base_url, api_key, http_client):
+    body = {"model": "default", "messages": data["messages"], "max_tokens": 3}
+    reply = await http_client.post(
+        f"{base_url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}
+    )
+    reply.raise_for_status()
+    return float(len(reply.json()["choices"][0]["message"].get("content") or "") % 2)
+"""
 
 
 class Server:
@@ -134,3 +146,27 @@ def raw(url, database):
     """The database as other programs see it."""
     with pymongo.MongoClient(url) as client:
         yield client[database]
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch, url):
+    """A small run with the store `mongo`, as the text of a config file."""
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").write_text(AGENT, encoding="utf-8")
+    rows = [{"id": f"t{i}", "query": f"Say {i}.", "answer": str(i)} for i in range(4)]
+    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    name = f"mongo-{os.getpid()}-{tmp_path.name}".replace("_", "-")[:60]
+    yield {
+        "name": name,
+        "model": {"use": "tiny"},
+        "data": {"train": "tasks.jsonl", "allow_code": True},
+        "workflow": "agent.py:ask",
+        "rollout": {"group_size": 2, "tasks_per_step": 2, "timeout_s": 20.0},
+        "trainer": {"steps": 4, "lr": 1e-3, "warmup_steps": 0, "save_steps": 1},
+        "store": {"use": "mongo", "url": url},
+        "trackers": [{"use": "console"}],
+    }
+    with pymongo.MongoClient(url) as client:
+        for database in client.list_database_names():
+            if name in database:
+                client.drop_database(database)

@@ -9,11 +9,9 @@ import attrs
 import pytest
 from pymongo.errors import AutoReconnect, BulkWriteError
 
-from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow, StepRow
-from agentrl_core.errors import MemberError
 from agentrl_core.types import Outcome, Record, Task
-from agentrl_mongo import documents, groups, resume, schema, training
+from agentrl_mongo import documents, groups, resume, schema
 from agentrl_mongo.connection import Connection
 from agentrl_mongo.loop_thread import LoopThread
 from agentrl_mongo.store import MongoStore
@@ -65,69 +63,6 @@ def test_a_cancelled_taker_gives_back_what_it_marks_afterwards(store, raw, monke
         go_on.set()
     assert left == []
     assert raw["groups"].find_one({})["state"] == "ready"
-
-
-class Interrupted:
-    """A database, or a collection, that calls `seize` before each of its calls."""
-
-    def __init__(self, real, seize):
-        self._real, self._seize = real, seize
-
-    def __getitem__(self, name):
-        return Interrupted(self._real[name], self._seize)
-
-    async def find(self, *arguments):
-        await self._seize()
-        async for kept in self._real.find(*arguments):
-            yield kept
-
-    def __getattr__(self, name):
-        async def call(*arguments, **named):
-            await self._seize()
-            return await getattr(self._real, name)(*arguments, **named)
-
-        return call
-
-
-@pytest.mark.parametrize("seized_before", range(7))
-def test_a_trainer_whose_successor_comes_at_any_moment_of_a_step_trains_nothing(
-    store, claimed, url, database, seized_before
-):
-    """Before each of the calls that `add_step` makes."""
-    calls, former, successor = [], Member(run_id=RUN.id, role="train"), Member(run_id=RUN.id, role="train")
-    other = MongoStore(url=url, database=database)
-
-    async def seize():
-        calls.append(1)
-        if len(calls) == seized_before + 1:
-            await other.declare_lost(former.id, beats=0)
-            await other.join(successor)
-            await other.void_after(RUN.id, 0)
-
-    async def scenario():
-        await store.create_run(RUN)
-        (claim,) = await claimed(store, RUN.id)
-        await store.finish_group(claim, usable=True)
-        await store.join(former)
-        (taken,) = await store.take_groups(RUN.id, 1)
-        row = StepRow(run_id=RUN.id, step=1, version=1, groups=(taken.id,), records=(), metrics={})
-
-        async def add(database):
-            await training.add_step(
-                Interrupted(database, seize), documents.step_to(row), member_id=former.id, where="here"
-            )
-
-        with pytest.raises(MemberError, match="declared lost"):
-            await store._connection.call("add a step", add)
-        (again,) = await other.take_groups(RUN.id, 1)
-        assert again.id == taken.id
-        await other.add_step(row, member_id=successor.id)
-        assert [(step.step, step.voided) for step in await other.steps(RUN.id)][-1] == (1, False)
-        assert [group.state for group in await other.groups(RUN.id)] == ["trained"]
-        await other.close()
-
-    asyncio.run(scenario())
-    assert len(calls) > seized_before
 
 
 def test_a_repeated_call_counts_the_steps_that_it_voids(store, monkeypatch, announce):

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import attrs
-import pymongo
 import pytest
 
 from agentrl_core import Trainer
@@ -103,41 +102,6 @@ def test_a_missing_password_is_told_with_its_variable(agentrl, monkeypatch):
     assert code == 2
     assert "config.json: store.url: mongo: 'url' has a user and no password" in err
     assert "MONGO_PASSWORD" in err
-
-
-AGENT = """
-async def ask(data, *, base_url, api_key, http_client):
-    body = {"model": "default", "messages": data["messages"], "max_tokens": 3}
-    reply = await http_client.post(
-        f"{base_url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}
-    )
-    reply.raise_for_status()
-    return float(len(reply.json()["choices"][0]["message"].get("content") or "") % 2)
-"""
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch, url):
-    """A small run with the store `mongo`, as the text of a config file."""
-    monkeypatch.chdir(tmp_path)
-    Path("agent.py").write_text(AGENT, encoding="utf-8")
-    rows = [{"id": f"t{i}", "query": f"Say {i}.", "answer": str(i)} for i in range(4)]
-    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    name = f"mongo-{os.getpid()}-{tmp_path.name}".replace("_", "-")[:60]
-    yield {
-        "name": name,
-        "model": {"use": "tiny"},
-        "data": {"train": "tasks.jsonl", "allow_code": True},
-        "workflow": "agent.py:ask",
-        "rollout": {"group_size": 2, "tasks_per_step": 2, "timeout_s": 20.0},
-        "trainer": {"steps": 4, "lr": 1e-3, "warmup_steps": 0, "save_steps": 1},
-        "store": {"use": "mongo", "url": url},
-        "trackers": [{"use": "console"}],
-    }
-    with pymongo.MongoClient(url) as client:
-        for database in client.list_database_names():
-            if name in database:
-                client.drop_database(database)
 
 
 @pytest.fixture

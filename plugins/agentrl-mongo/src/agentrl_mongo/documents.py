@@ -300,7 +300,10 @@ def step_from(kept: Document) -> StepRow:
 
 def version_from(kept: Document) -> VersionRow:
     """Restore a publication of weights."""
-    return VersionRow(version=int(kept["version"]), step=int(kept["step"]), published_at=kept["published_at"])
+    voided = bool(kept.get("voided"))
+    return VersionRow(
+        version=int(kept["version"]), step=int(kept["step"]), published_at=kept["published_at"], voided=voided
+    )
 
 
 def seal_to(seal: SealRow) -> Document:

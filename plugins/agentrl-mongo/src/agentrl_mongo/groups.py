@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.group_queue import next_groups
-from agentrl_mongo import documents, queries, rows, sampling_state
+from agentrl_core.errors import MemberError
+from agentrl_mongo import documents, fencing, queries, rows, sampling_state
 from agentrl_mongo.reader import IN_LIST
-from agentrl_mongo.writing import in_slices
+from agentrl_mongo.writing import in_slices, insert_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record
     from agentrl_mongo.documents import Document
 
+_RETURNED = {"$set": {"state": "ready", "queued": True}, "$unset": {"taken_by": "", "taken_for": ""}}
 _LOOKED_AT = 100
 """Most groups of an evaluation that one look asks for."""
 
@@ -37,11 +39,13 @@ class WaitingGroup:
     ready: bool
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Taker:
     """One call of `take_groups`, which may look at the queue several times."""
 
     name: str
+    member_id: str = ""
+    """Trainer that takes the groups."""
     marked: list[str] = attrs.field(factory=list)
     """Keys of the groups that it may have marked as taken."""
 
@@ -58,6 +62,10 @@ async def take(
     await give_back(database, taker)
     run = await sampling_state.read(database, run_id, where=where)
     queue = await _queue(database, run_id)
+    await fencing.check(database, run_id, taker.member_id, where=where)
+    # After the queue was read, so that nothing is missing in it.
+    if taker.member_id and await _take_back(database, run_id, taker.member_id):
+        return await take(database, run_id, count, ahead, taker=taker, where=where)
     taken = next_groups(queue, count, ahead)
     # After the end of sampling no open group can become ready, so there is nothing to wait for.
     if run["sampling_closed"] and taken is None:
@@ -66,11 +74,24 @@ async def take(
     for group in taken or ():
         taker.marked.append(group.key)
         expected = {"_id": group.key, "state": "ready"}
-        change = {"$set": {"state": "taken", "queued": False, "taken_by": taker.name}}
-        if await database["groups"].find_one_and_update(expected, change) is None:
+        change = {"state": "taken", "queued": False, "taken_by": taker.name, "taken_for": taker.member_id}
+        if await database["groups"].find_one_and_update(expected, {"$set": change}) is None:
             await give_back(database, taker)
             return None
+    try:
+        await fencing.check(database, run_id, taker.member_id, where=where)
+    except MemberError:
+        await give_back(database, taker)
+        raise
     return taken
+
+
+async def _take_back(database: Any, run_id: str, member_id: str) -> bool:
+    """Make groups ready again that a former trainer took after the live one had joined; return whether it took any."""
+    wanted, _ = queries.pending_groups(run_id)
+    late = {**wanted, "state": "taken", "taken_for": {"$exists": True, "$nin": ["", member_id]}}
+    found = await database["groups"].update_many(late, _RETURNED)
+    return bool(found.modified_count)
 
 
 async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
@@ -100,9 +121,8 @@ async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
 
 async def give_back(database: Any, taker: Taker) -> None:
     """Make the groups ready again that `taker` has marked."""
-    change = {"$set": {"state": "ready", "queued": True}, "$unset": {"taken_by": ""}}
     for key in taker.marked:
-        await database["groups"].update_one({"_id": key, "state": "taken", "taken_by": taker.name}, change)
+        await database["groups"].update_one({"_id": key, "state": "taken", "taken_by": taker.name}, _RETURNED)
     taker.marked.clear()
 
 
@@ -113,6 +133,18 @@ def evaluation(run_id: str, task_set: str, task_ids: Sequence[str], *, version: 
         for index, task_id in enumerate(task_ids)
     ]
     return made if claimable else [group | {"state": "aside"} for group in made]
+
+
+async def ask(database: Any, run_id: str, made: Sequence[Document], *, member_id: str, where: str) -> None:
+    """Add groups of an evaluation."""
+    await fencing.check(database, run_id, member_id, where=where)
+    await insert_missing(database["groups"], made)
+    try:
+        await fencing.check(database, run_id, member_id, where=where)
+    except MemberError:
+        for some in in_slices([group["_id"] for group in made]):
+            await database["groups"].update_many({"_id": {"$in": some}}, {"$set": {"state": "aside", "member_id": ""}})
+        raise
 
 
 async def have_ended(database: Any, run_id: str, remaining: list[str], *, where: str) -> bool:

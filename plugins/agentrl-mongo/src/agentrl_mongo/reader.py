@@ -123,6 +123,15 @@ class MongoReader:
         found = await self._found("list seals", "seals", wanted, documents.seal_from, limit=newest or 0)
         return found[::-1]
 
+    async def num_sealed(self, run_id: str) -> int:
+        """Return the number of records that `add_seal` has marked."""
+
+        async def count(database: Any) -> int:
+            wanted = {"run_id": run_id, "sealed_calls": {"$ne": None}}
+            return int(await database["records"].count_documents(wanted))
+
+        return await self._connection.call("count sealed records", count, writes=False)
+
     async def last_version(self, run_id: str) -> int:
         """Return the highest version ever published in the run, -1 if none."""
 

@@ -10,9 +10,9 @@ import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_core.api.audit import escaped
-from agentrl_core.errors import ClaimLostError, StoreError
+from agentrl_core.errors import ClaimLostError, MemberError, StoreError
 from agentrl_core.types import Interaction, Outcome, Record, Task
-from agentrl_mongo import claims, documents, members
+from agentrl_mongo import claims, documents, fencing, members
 from agentrl_mongo.connection import DUPLICATE
 from agentrl_mongo.reader import MongoReader
 from agentrl_mongo.tool_documents import tool_call_to
@@ -43,16 +43,16 @@ class MongoRecorder(MongoReader):
 
         await self._connection.call(f"add run '{run.id}'", insert, creates=True)
 
-    async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:
+    async def update_run(self, run_id: str, *, status: str, error: str = "", member_id: str = "") -> None:
         """Set the run's status."""
         fields = {"status": status, "error": escaped(error)}
-        await self._change_run(f"update run '{run_id}'", run_id, fields)
+        await self._change_run(f"update run '{run_id}'", run_id, fields, member_id)
 
-    async def _change_run(self, what: str, run_id: str, fields: Document) -> None:
+    async def _change_run(self, what: str, run_id: str, fields: Document, member_id: str) -> None:
+        change = {"$set": fields, "$inc": {"revision": 1}}
+
         async def update(database: Any) -> None:
-            change = {"$set": fields, "$inc": {"revision": 1}}
-            if await database["runs"].find_one_and_update({"_id": run_id}, change, {"_id": 1}) is None:
-                raise self._no_run(run_id)
+            await fencing.change_run(database, run_id, change, member_id=member_id, where=self._where)
             self._connection.wake()
 
         await self._connection.call(what, update)
@@ -162,7 +162,7 @@ class MongoRecorder(MongoReader):
 
         return await self._connection.call(f"finish record {record.id}", update)
 
-    async def add_version(self, run_id: str, version: int, *, step: int) -> None:
+    async def add_version(self, run_id: str, version: int, *, step: int, member_id: str = "") -> None:
         """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
         document = {"_id": f"{run_id}/{version}", "run_id": run_id, "version": version, "step": step}
         document |= {"voided": False, "published_at": time.time(), "order": documents.next_order()}
@@ -170,18 +170,23 @@ class MongoRecorder(MongoReader):
         async def insert(database: Any) -> None:
             # The run's highest version first: if this process ends in between, a version is skipped, and none is
             # published twice.
-            lower = {"_id": run_id, "last_version": {"$lt": version}}
+            lower = {"last_version": {"$lt": version}}
             change = {"$set": {"last_version": version, "last_version_by": document["order"]}}
-            if await database["runs"].find_one_and_update(lower, change) is None:
+            fence = {"member_id": member_id, "where": self._where}
+            if not await fencing.change_run(database, run_id, change, only=lower, **fence):
                 kept = await database["runs"].find_one({"_id": run_id})
-                if kept is None:
-                    raise self._no_run(run_id)
                 if kept.get("last_version_by") != document["order"]:
                     raise StoreError(
                         f"{self._where}: run '{run_id}' cannot publish version {version} after version "
                         f"{kept['last_version']}; versions only rise; expected at least {kept['last_version'] + 1}"
                     )
             await inserted(database["versions"], document)
+            try:
+                await fencing.check(database, run_id, **fence)
+            except MemberError:
+                # A successor that came in between has voided the later versions that it found.
+                await database["versions"].update_one({"_id": document["_id"]}, {"$set": {"voided": True}})
+                raise
 
         await self._connection.call(f"add version {version} of run '{run_id}'", insert)
 

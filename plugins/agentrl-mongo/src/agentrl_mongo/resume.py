@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_mongo import members, queries, sampling_state
+from agentrl_mongo import fencing, members, queries, sampling_state
 from agentrl_mongo.writing import in_slices
 
 if TYPE_CHECKING:
@@ -40,22 +40,31 @@ async def live_steps(database: Any, run_id: str) -> int:
     return 0 if kept is None else int(kept["step"])
 
 
-async def void_after(database: Any, run_id: str, step: int, completed: dict[str, str], *, where: str) -> None:
-    """Void the steps after `step`, and sort out which groups the run goes on with."""
+async def void_after(
+    database: Any, run_id: str, step: int, completed: dict[str, str], *, member_id: str, where: str
+) -> None:
+    """Void the steps after `step`, and sort out which groups the run goes on with.
+
+    What is written has been read before `member_id` was found live, so it is of the time before any successor.
+    """
+    fence: Document = {"member_id": member_id, "where": where}
     # First of all no new group may start: a claimer that has read the run before this write has to begin again.
     await sampling_state.settled(database, run_id, completed, where=where)
     begin = {"$set": {"admitted_steps": -1, "replaced": {}}, "$inc": {"revision": 1}}
-    await database["runs"].update_one({"_id": run_id}, begin)
+    await fencing.change_run(database, run_id, begin, **fence)
     # A claim may have been committed between those two calls.
     await sampling_state.settled(database, run_id, completed, where=where)
     await members.free_groups(database, run_id, await members.live(database, run_id))
-    await database["steps"].update_many(_later(run_id, step), {"$set": {"voided": True}})
     later = {"run_id": run_id, "step": {"$gt": step}, "voided": {"$ne": True}}
-    await database["versions"].update_many(later, {"$set": {"voided": True}})
-    await _sort_groups(database, run_id)
+    for name in ("steps", "versions"):
+        found = [kept["_id"] async for kept in database[name].find(later, {"_id": 1})]
+        await fencing.check(database, run_id, **fence)
+        for some in in_slices(found):
+            await database[name].update_many({"_id": {"$in": some}}, {"$set": {"voided": True}})
+    await _sort_groups(database, run_id, **fence)
     await _cancel_records(database, run_id)
     done = {"sampling_closed": False, "trained_steps": await live_steps(database, run_id)}
-    await database["runs"].update_one({"_id": run_id}, {"$set": done, "$inc": {"revision": 1}})
+    await fencing.change_run(database, run_id, {"$set": done, "$inc": {"revision": 1}}, **fence)
 
 
 @attrs.define
@@ -85,7 +94,7 @@ async def _steps(database: Any, run_id: str) -> _Steps:
     return found
 
 
-async def _sort_groups(database: Any, run_id: str) -> None:
+async def _sort_groups(database: Any, run_id: str, *, member_id: str, where: str) -> None:
     """Keep the groups that no void weights have touched, and set the others aside."""
     steps, collection = await _steps(database, run_id), database["groups"]
     wanted, _ = queries.pending_groups(run_id)
@@ -98,23 +107,29 @@ async def _sort_groups(database: Any, run_id: str) -> None:
     pending += [kept async for kept in _found_each(collection, sorted(steps.undone)) if kept["state"] == "trained"]
     touched = await _touched_by(database, run_id, [kept["id"] for kept in pending], steps.void)
     aside = [kept for kept in pending if int(kept["version"]) in steps.void or kept["id"] in touched]
-    reserved = {kept["_id"] for kept in aside if kept["state"] == "reserved"}
-    await members.remove_reserved(database, sorted(reserved))
     for version in sorted(steps.void):
         wanted, order = queries.ended_groups_of(run_id, version)
         ended = collection.find(wanted, sort=order)
         aside += [kept async for kept in ended if kept["state"] in _UNUSABLE and not kept["is_eval"]]
+    wanted, _ = queries.open_evaluations(run_id)
+    evaluations = [kept["_id"] async for kept in collection.find(wanted, {"_id": 1})]
+    await fencing.check(database, run_id, member_id, where=where)
+    reserved = {kept["_id"] for kept in aside if kept["state"] == "reserved"}
+    await members.remove_reserved(database, sorted(reserved))
     gone = {kept["_id"] for kept in aside}
     await _set_aside(collection, [kept for kept in aside if kept["_id"] not in reserved])
     returned = {
         "$set": {"state": "ready", "queued": True, "pending": True},
-        "$unset": {"taken_by": "", "trained_by": ""},
+        "$unset": {"taken_by": "", "taken_for": "", "trained_by": ""},
     }
     for kept in pending:
         if kept["_id"] not in gone and kept["state"] in _CONSUMED:
-            await collection.update_one({"_id": kept["_id"], "state": {"$in": _CONSUMED}}, returned)
-    wanted, _ = queries.open_evaluations(run_id)
-    await collection.update_many(wanted, {"$set": {"state": "aside", "member_id": ""}})
+            still = {"_id": kept["_id"], "state": {"$in": _CONSUMED}, "taken_by": kept.get("taken_by")}
+            await collection.update_one(still, returned)
+    for some in in_slices(evaluations):
+        await collection.update_many(
+            {"_id": {"$in": some}, "state": "open"}, {"$set": {"state": "aside", "member_id": ""}}
+        )
 
 
 async def _touched_by(database: Any, run_id: str, group_ids: Sequence[str], void: set[int]) -> set[str]:
@@ -146,7 +161,8 @@ async def _set_aside(collection: Any, groups: Sequence[Document]) -> None:
             # A position that was given to a later group comes again with that one.
             if kept.get("again") != "given":
                 change |= {"again": "released", "again_tries": tries, "again_always": True}
-            await collection.update_one({"_id": kept["_id"], "state": {"$ne": "aside"}}, {"$set": change})
+            still = {"_id": kept["_id"], "state": {"$ne": "aside"}, "taken_by": kept.get("taken_by")}
+            await collection.update_one(still, {"$set": change})
 
 
 async def _cancel_records(database: Any, run_id: str) -> None:

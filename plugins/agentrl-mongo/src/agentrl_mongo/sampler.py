@@ -8,9 +8,9 @@ import uuid
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agentrl_core.errors import StoreError
-from agentrl_mongo import claims, documents, groups, members, rows, sampling_state
+from agentrl_mongo import claims, documents, fencing, groups, members, rows, sampling_state
 from agentrl_mongo.recorder import MongoRecorder
-from agentrl_mongo.writing import insert_missing, to_its_end
+from agentrl_mongo.writing import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,6 +38,8 @@ class MongoSampler(MongoRecorder):
         async def insert(database: Any) -> None:
             await self._check(database, "runs", member.run_id, self._no_run(member.run_id))
             await members.join(database, document, where=self._where)
+            if member.role == "train":
+                await fencing.enter(database, member.run_id, member.id, where=self._where)
 
         await self._connection.call(f"join run '{member.run_id}' as {member.name}", insert)
 
@@ -162,14 +164,21 @@ class MongoSampler(MongoRecorder):
         return await self._connection.call(f"requeue group {group_id} of run '{run_id}'", requeue)
 
     async def add_evaluation(
-        self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool = True
+        self,
+        run_id: str,
+        task_set: str,
+        task_ids: Sequence[str],
+        *,
+        version: int,
+        claimable: bool = True,
+        member_id: str = "",
     ) -> Sequence[str]:
         """Ask for one episode on each task; return the ids of the groups, in the order of `task_ids`."""
         made = groups.evaluation(run_id, task_set, task_ids, version=version, claimable=claimable)
 
         async def insert(database: Any) -> None:
             await self._check(database, "runs", run_id, self._no_run(run_id))
-            await insert_missing(database["groups"], made)
+            await groups.ask(database, run_id, made, member_id=member_id, where=self._where)
             self._connection.wake()
 
         await self._connection.call(f"add an evaluation to run '{run_id}'", insert)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.api.run_rows import EndedRecord
 from agentrl_core.errors import StoreError
 from agentrl_core.types import Outcome
-from agentrl_mongo import documents, queries, rows
+from agentrl_mongo import documents, fencing, queries, rows
 from agentrl_mongo.reader import MongoReader
 from agentrl_mongo.writing import in_slices, inserted
 
@@ -54,12 +54,12 @@ class MongoSeals(MongoReader):
                 counts[kept["_id"]] += kept["calls"]
         return counts
 
-    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
+    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int], member_id: str = "") -> None:
         """Append a link to the run's audit chain, then mark the records that it names.
 
         If this process ends in between, the next seal names the same records again.
         """
-        document = documents.seal_to(seal)
+        document = documents.seal_to(seal) | ({"written_by": member_id} if member_id else {})
         by_count: dict[int, list[str]] = {}
         for name, count in records.items():
             by_count.setdefault(count, []).append(name)
@@ -67,16 +67,26 @@ class MongoSeals(MongoReader):
         async def insert(database: Any) -> None:
             if await database["runs"].find_one({"_id": seal.run_id}, {"_id": 1}) is None:
                 raise StoreError(f"{self._where}: there is no run '{seal.run_id}' in this database")
-            if not await inserted(database["seals"], document):
+            await fencing.check(database, seal.run_id, member_id, where=self._where)
+            if not await inserted(database["seals"], document) and not await self._overruled(database, document):
                 raise StoreError(
                     f"{self._where}: run '{seal.run_id}' has a seal {seal.number} already; another process trains the "
                     "same run: end it, and resume"
                 )
+            # If this member is live, its successor will read the seal.
+            await fencing.check(database, seal.run_id, member_id, where=self._where)
             for count, names in by_count.items():
                 for some in in_slices(names):
                     await database["records"].update_many({"_id": {"$in": some}}, {"$set": {"sealed_calls": count}})
 
         await self._connection.call(f"add seal {seal.number} of run '{seal.run_id}'", insert)
+
+    async def _overruled(self, database: Any, document: Document) -> bool:
+        """Replace the seal with which a former trainer, suspended in between, came before the live one."""
+        member_id = document.get("written_by", "")
+        await fencing.check(database, document["run_id"], member_id, where=self._where)
+        late = {"_id": document["_id"], "written_by": {"$exists": True, "$ne": member_id}}
+        return bool(member_id) and await database["seals"].find_one_and_replace(late, document) is not None
 
 
 async def _late(database: Any, run_id: str, counts: Mapping[str, int], limit: int) -> list[str]:

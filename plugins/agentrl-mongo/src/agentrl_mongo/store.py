@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentrl_core.api.run_rows import ResumePoint
 from agentrl_core.errors import StoreError
 from agentrl_core.types import Group
-from agentrl_mongo import documents, groups, queries, resume, training
+from agentrl_mongo import documents, fencing, groups, queries, resume, training
 from agentrl_mongo.reader import IN_LIST, PASSWORD_ENV, MongoReader
 from agentrl_mongo.sampler import GIVING_BACK_S, MongoSampler
 from agentrl_mongo.seals import MongoSeals
@@ -38,30 +38,33 @@ class MongoStore(MongoSampler, MongoSeals):
         """Return the name of the environment variable with the password."""
         return [str(options.get("password_env", PASSWORD_ENV))]
 
-    async def admit(self, run_id: str, steps: int) -> None:
+    async def admit(self, run_id: str, steps: int, *, member_id: str = "") -> None:
         """Let sampling go on as `Admission` allows after `steps` optimizer steps."""
 
         async def update(database: Any) -> None:
-            # Positions before the admission: whoever reads the run with the new one finds them.
+            await fencing.check(database, run_id, member_id, where=self._where)
+            # Positions before the admission: whoever reads the run with the new one finds them. A successor that comes
+            # in between would have released them with its own first admission.
             wanted, _ = queries.positions_to_repeat(run_id, ["waiting"])
             await database["groups"].update_many(wanted, {"$set": {"again": "released"}})
             change = {"$set": {"admitted_steps": steps}, "$inc": {"revision": 1}}
-            if await database["runs"].find_one_and_update({"_id": run_id}, change, {"_id": 1}) is None:
-                raise self._no_run(run_id)
+            await fencing.change_run(database, run_id, change, member_id=member_id, where=self._where)
             self._connection.wake()
 
         await self._connection.call(f"admit groups of run '{run_id}'", update)
 
-    async def replace_groups(self, run_id: str, count: int) -> None:
+    async def replace_groups(self, run_id: str, count: int, *, member_id: str = "") -> None:
         """Admit `count` more groups for the next step, in place of groups that were taken and then filtered out."""
         # Under a name of its own, so that a repeated call counts once.
         fields = {f"replaced.{uuid.uuid4().hex}": count}
-        await self._change_run(f"admit more groups of run '{run_id}'", run_id, fields)
+        await self._change_run(f"admit more groups of run '{run_id}'", run_id, fields, member_id)
 
-    async def take_groups(self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None) -> list[Group]:
+    async def take_groups(
+        self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None, member_id: str = ""
+    ) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them."""
         what = f"take groups of run '{run_id}'"
-        taker = groups.Taker(uuid.uuid4().hex)
+        taker = groups.Taker(name=uuid.uuid4().hex, member_id=member_id)
 
         async def take(database: Any) -> list[groups.WaitingGroup] | None:
             async with self._connection.taking:
@@ -97,13 +100,13 @@ class MongoStore(MongoSampler, MongoSeals):
             for group in taken
         ]
 
-    async def close_sampling(self, run_id: str) -> None:
+    async def close_sampling(self, run_id: str, *, member_id: str = "") -> None:
         """Announce that no more groups will come; `take_groups` wakes up and stops waiting for open groups."""
-        await self._change_run(f"close sampling of run '{run_id}'", run_id, {"sampling_closed": True})
+        await self._change_run(f"close sampling of run '{run_id}'", run_id, {"sampling_closed": True}, member_id)
 
     async def add_step(self, step: StepRow, *, member_id: str = "") -> None:
         """Record an optimizer step, and mark its groups as trained; `replace_groups` counts from 0 again."""
-        document = documents.step_to(step)
+        document = documents.step_to(step) | {"written_by": member_id}
 
         async def add(database: Any) -> None:
             await self._check(database, "runs", step.run_id, self._no_run(step.run_id))
@@ -112,14 +115,14 @@ class MongoStore(MongoSampler, MongoSeals):
 
         await self._connection.call(f"add step {step.step} of run '{step.run_id}'", add)
 
-    async def void_after(self, run_id: str, step: int) -> int:
+    async def void_after(self, run_id: str, step: int, *, member_id: str = "") -> int:
         """Void the steps after `step`, so that the run can continue from there; return the number of voided steps."""
         what = f"void the steps of run '{run_id}' after {step}"
         completed = self._connection.completed
 
         async def void(database: Any) -> None:
             async with self._connection.claiming:
-                await resume.void_after(database, run_id, step, completed, where=self._where)
+                await resume.void_after(database, run_id, step, completed, member_id=member_id, where=self._where)
             self._connection.wake()
 
         # Counted first, because a repeated call finds the steps that it has voided already.
