@@ -69,6 +69,8 @@ def main(name, *arguments):
         "cp": copy,
         "inspect": inspect,
         "rm": remove,
+        "restart": restart,
+        "start": start,
     }
     if name not in commands:
         fail(f"unknown command: {name}", 125)
@@ -123,16 +125,47 @@ def run(arguments):
         shutil.copytree(source, folder / "root" / "app", dirs_exist_ok=True)
         if (source / "test.sh").exists():  # an image with `COPY . /tests/`
             shutil.copytree(source, folder / "root" / "tests")
-    process = subprocess.Popen(["sleep", "1000000"], start_new_session=True, stdout=subprocess.DEVNULL)
     info = {
         "name": given.name,
         "labels": dict(item.split("=", 1) for item in given.label),
         "env": read_env(given.env_file),
-        "pid": process.pid,
+        "pid": first_process(),
         "given": vars(given),
     }
     (folder / "info").write_text(json.dumps(info))
     say(folder.name)
+
+
+def first_process():
+    return subprocess.Popen(["sleep", "1000000"], start_new_session=True, stdout=subprocess.DEVNULL).pid
+
+
+def end(folder, info):
+    """End the processes of a container, with the groups of its commands."""
+    pids = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
+    for pid in (str(info["pid"]), *pids):
+        try:
+            os.killpg(int(pid), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    (folder / "pids").unlink(missing_ok=True)
+
+
+def restart(arguments):
+    parser = argparse.ArgumentParser(prog="restart", allow_abbrev=False, add_help=False)
+    parser.add_argument("-t", choices=["0"], required=True)
+    parser.add_argument("name")
+    folder, info = container(parser.parse_args(arguments).name)
+    end(folder, info)
+    (folder / "info").write_text(json.dumps({**info, "pid": first_process()}))
+
+
+def start(arguments):
+    parser = options("start")
+    parser.add_argument("name")
+    folder, info = container(parser.parse_args(arguments).name)
+    if not is_running(info):
+        (folder / "info").write_text(json.dumps({**info, "pid": first_process()}))
 
 
 def is_running(info):
@@ -155,6 +188,8 @@ def execute(arguments):
     workdir = placed(folder, given.workdir or "/app") if (given.workdir or "/app") != "/" else f"{folder}/root"
     # runc starts a session for each process; killing this program does not end it.
     process = subprocess.Popen(command, env=env, cwd=workdir, start_new_session=True, stdin=subprocess.DEVNULL)
+    with (folder / "pids").open("a") as file:
+        file.write(f"{process.pid}\n")
     status = process.wait()
     raise SystemExit(128 - status if status < 0 else status)
 

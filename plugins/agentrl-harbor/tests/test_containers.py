@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from agentrl_core.errors import EnvironmentLostError, ToolServerError
 from agentrl_harbor.containers import Containers
-from agentrl_harbor.sandbox import pack_file, read_file
+from agentrl_harbor.sandbox import TESTS, VERIFIER_LOGS, UnusableError, pack_file, read_file
 from agentrl_harbor.task_dir import TaskDir
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -130,6 +131,59 @@ def test_a_container_that_is_gone_is_an_environment_that_is_lost(make_task, stat
     asyncio.run(scenario())
 
 
+def test_a_container_whose_processes_were_killed_is_started_again(make_task, state):
+    async def scenario():
+        async with opened(make_task()) as box:
+            await box.run("echo kept > kept", timeout_s=30, limit_bytes=100)
+            for action in (
+                lambda: box.run("true", timeout_s=30, limit_bytes=1000),
+                lambda: box.renew((TESTS,), keep_processes=True),
+                lambda: box.renew((TESTS,), keep_processes=False),
+            ):
+                (folder,) = (state / "containers").iterdir()
+                os.kill(json.loads((folder / "info").read_text())["pid"], signal.SIGKILL)
+                ended = await action()
+                assert ended is None or "it was started again" in ended.text
+                assert (await box.run("cat kept", timeout_s=30, limit_bytes=100)).text == "kept\n"
+
+    asyncio.run(scenario())
+
+
+def test_processes_end_and_folders_are_new_before_a_verifier(make_task, state):
+    async def scenario():
+        async with opened(make_task()) as box:
+
+            async def said(command):
+                return (await box.run(command, timeout_s=30, limit_bytes=1000)).text.strip()
+
+            await said("rm -rf /logs/verifier; ln -s /app /logs/verifier; mkdir /tests; echo mine > /tests/test.sh")
+            pid = await said("sleep 4322 >/dev/null 2>&1 & echo $!")
+            await box.renew((TESTS,), keep_processes=True)
+            alive = f"grep -q sleep /proc/{pid}/cmdline && echo alive"  # empty of one that has ended
+            assert await said(f"ls /tests; {alive}") == "alive"
+            await box.renew((TESTS, VERIFIER_LOGS), keep_processes=False)
+            assert "alive" not in await said(alive)
+            found = await said("ls -A /tests/ /logs/verifier/; stat -c %a /logs/verifier; ls words.txt")
+            assert found.split()[-2:] == ["777", "words.txt"]
+            assert "test.sh" not in found
+
+    asyncio.run(scenario())
+
+
+def test_folders_that_cannot_be_made_are_the_agents_doing(make_task, state):
+    async def scenario():
+        async with opened(make_task()) as box:
+            (state / "fail").write_text("cp")
+            with pytest.raises(UnusableError, match="could not be copied"):
+                await box.put(pack_file("note", b"text"), "/app")
+            (state / "fail").write_text("restart")
+            with pytest.raises(EnvironmentLostError, match="is gone"):
+                await box.renew((), keep_processes=False)
+            (state / "fail").write_text("")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("files", "failing", "reason"),
     [
@@ -194,13 +248,28 @@ def test_dockers_own_program_knows_the_options(make_task, tmp_path, monkeypatch)
             await box.run("sleep 100", timeout_s=0.5, limit_bytes=100, env={"A": "c"}, user="root")
             await box.put(pack_file("note", b"text"), "/app")
             await box.get("/app/note", limit_bytes=10_000)
+            await box.renew((TESTS,), keep_processes=False)
+            (folder,) = (state / "containers").iterdir()
+            os.kill(json.loads((folder / "info").read_text())["pid"], signal.SIGKILL)
+            await box.renew((), keep_processes=True)
 
     asyncio.run(scenario())
     seen = {}
     for line in (state / "log").read_text().splitlines():
         command = json.loads(line)
         seen.setdefault((command[0], tuple(word for word in command if word.startswith("--"))), command)
-    assert {name for name, _ in seen} == {"ps", "image", "build", "run", "exec", "cp", "inspect", "rm"}
+    assert {name for name, _ in seen} == {
+        "ps",
+        "image",
+        "build",
+        "run",
+        "exec",
+        "cp",
+        "inspect",
+        "rm",
+        "restart",
+        "start",
+    }
     (tmp_path / "env").write_text("A=b\n")
     for command in seen.values():
         words = [str(tmp_path / "env") if "agentrl-env-" in word else word for word in command]

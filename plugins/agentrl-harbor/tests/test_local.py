@@ -13,7 +13,7 @@ import pytest
 
 from agentrl_core.errors import EnvironmentLostError, ToolServerError
 from agentrl_harbor.local import Local
-from agentrl_harbor.sandbox import pack_file, read_file
+from agentrl_harbor.sandbox import UnusableError, pack_file, read_file
 from agentrl_harbor.task_dir import TaskDir
 
 pytestmark = pytest.mark.usefixtures("needs_local")
@@ -101,6 +101,18 @@ def test_a_command_that_never_ends_is_ended_with_its_children(make_task):
     asyncio.run(scenario())
 
 
+def test_a_command_that_cannot_be_started_is_told(make_task):
+    async def scenario():
+        async with opened(make_task()) as sandbox:
+            ended = await sandbox.run("true" + " " * 200_000, timeout_s=30, limit_bytes=1000)
+            assert ended.status == 126
+            assert "Argument list too long" in ended.text
+            ended = await sandbox.run("true", timeout_s=30, limit_bytes=1000, workdir="/none")
+            assert (ended.status, "No such file" in ended.text) == (126, True)
+
+    asyncio.run(scenario())
+
+
 def test_output_is_bounded(make_task):
     async def scenario():
         async with opened(make_task()) as sandbox:
@@ -121,7 +133,7 @@ def test_files_are_put_and_read_in_the_sandbox_alone(make_task, tmp_path):
             await sandbox.run(f"ln -s {tmp_path} out; ln -s {tmp_path}/private file", timeout_s=30, limit_bytes=100)
             assert await read_file(sandbox, "/app/file", limit_bytes=100) is None
             await sandbox.put(pack_file("planted", b"x"), "/app/dangling/../here")
-            with contextlib.suppress(EnvironmentLostError):
+            with pytest.raises(UnusableError):
                 await sandbox.put(pack_file("planted", b"x"), "/app/out")
             await sandbox.run("head -c 100000 /dev/zero > large", timeout_s=30, limit_bytes=100)
             with pytest.raises(ValueError, match="larger than 100 bytes"):
@@ -134,8 +146,8 @@ def test_files_are_put_and_read_in_the_sandbox_alone(make_task, tmp_path):
 def test_a_killed_sandbox_is_an_environment_that_is_lost(make_task):
     async def scenario():
         async with opened(make_task()) as sandbox:
-            sandbox._process.kill()
-            await asyncio.to_thread(sandbox._process.wait)
+            sandbox._inside._process.kill()
+            await asyncio.to_thread(sandbox._inside._process.wait)
             with pytest.raises(EnvironmentLostError):
                 await sandbox.run("true", timeout_s=30, limit_bytes=100)
 
@@ -150,7 +162,7 @@ def test_sandboxes_end_with_a_killed_run_and_its_folder_is_removed_by_the_next(m
         "async def main():\n"
         "    provider = Local(parent=sys.argv[2]); await provider.start()\n"
         "    sandbox = await provider.open(TaskDir.read(Path(sys.argv[1])).environment)\n"
-        "    print(sandbox._inside, flush=True)\n"
+        "    print(sandbox._inside._process.pid, flush=True)\n"
         "    await sandbox.run('sleep 1000', timeout_s=1000, limit_bytes=10)\n"
         "asyncio.run(main())\n"
     )
@@ -159,8 +171,9 @@ def test_sandboxes_end_with_a_killed_run_and_its_folder_is_removed_by_the_next(m
     command = [sys.executable, "-c", code, str(folder), str(parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         inside = psutil.Process(int(process.stdout.readline()))
+        processes = [inside, *inside.children()]
         process.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs([inside], timeout=30)
+    _, alive = psutil.wait_procs(processes, timeout=30)
     assert alive == []
     assert len(list(parent.iterdir())) == 1
 
@@ -228,6 +241,6 @@ def test_sandboxes_that_are_left_end_with_their_provider(make_task):
         results = await asyncio.gather(*(item.run("pwd", timeout_s=60, limit_bytes=100) for item in sandboxes))
         assert {item.text for item in results} == {"/app\n"}
         await provider.close()
-        assert all(item._process.returncode is not None and not item._root.exists() for item in sandboxes)
+        assert all(item._inside.has_ended and not item._root.exists() for item in sandboxes)
 
     asyncio.run(scenario())

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 
 import pytest
 
@@ -188,6 +189,16 @@ def test_a_verifier_without_a_reward_is_no_score(make_task, script, reason):
         assert reason in zero.details["why"] or "convert" in reason or "Expecting" in reason
 
 
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+def test_a_test_script_need_not_be_executable(make_task, mode):
+    """In a verifier's own image too, where the Dockerfile brings the tests with their modes."""
+    own = {} if mode == "shared" else {"tests__Dockerfile": "FROM a\nCOPY . /tests/\n"}
+    folder = make_task(config=f'[verifier]\nenvironment_mode = "{mode}"\n', **own,
+                       tests__test_DOT_sh="#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")  # fmt: skip
+    assert not os.access(folder / "tests" / "test.sh", os.X_OK)
+    assert outcome(folder).value == 1
+
+
 def test_several_rewards_are_parts(make_task):
     folder = make_task(tests__test_DOT_sh='echo \'{"speed": 0.5, "right": 1}\' > /logs/verifier/reward.json\n')
     score = outcome(folder, scorer=Harbor(reward="speed"))
@@ -260,7 +271,7 @@ def test_a_lost_sandbox_is_no_zero(make_task):
     async def scenario():
         async with started() as server:
             session = await server.open(episode(folder))
-            process = session._opened.sandbox._process
+            process = session._opened.sandbox._inside._process
             process.kill()
             await asyncio.to_thread(process.wait)
             with pytest.raises(EnvironmentLostError):

@@ -12,6 +12,7 @@ def test_an_empty_config_has_harbors_defaults():
     assert (config.verifier.timeout_s, config.environment.build_timeout_s) == (600, 600)
     assert (config.agent_timeout_s, config.environment.network, config.environment.memory_mb) == (None, "public", None)
     assert config.verifier.environment is None
+    assert config.keep_processes is False
 
 
 def test_a_full_config_is_read():
@@ -22,6 +23,10 @@ def test_a_full_config_is_read():
         name = "org/task"
         [metadata]
         anything = "goes"
+        [metadata.agentrl]
+        keep_processes = true
+        [solution]
+        env = {A = "b"}
         [verifier]
         timeout_sec = 12.5
         env = {KEY = "${KEY}"}
@@ -46,6 +51,7 @@ def test_a_full_config_is_read():
     assert config.artifacts == ("/app/out", "/app/db")
     assert (config.verifier.timeout_s, config.verifier.user, config.verifier.env) == (12.5, "1000", {"KEY": "${KEY}"})
     assert (config.agent_timeout_s, config.agent_user) == (30, "agent")
+    assert (config.keep_processes, config.solution_env) == (True, {"A": "b"})
     environment = config.environment
     assert (environment.docker_image, environment.cpus, environment.memory_mb) == ("org/image:1", 2, 512)
     assert (environment.workdir, environment.network, environment.env) == ("/work", "no-network", {"A": "b"})
@@ -94,6 +100,8 @@ def test_a_verifier_may_have_an_environment_of_its_own(text, image):
         ('artifacts = ["/a/../x"]', "artifacts.0"),
         ('artifacts = [{source = "/a", service = "db"}]', "only main"),
         ("environment = 3", "environment: expected a table"),
+        ("[metadata]\nagentrl = 3", "metadata.agentrl: expected keep_processes"),
+        ("[metadata.agentrl]\nkeep_processes = 1", "metadata.agentrl: expected keep_processes"),
         ("[environment]\nhealthcheck = 3", "healthcheck.command"),
     ],
 )

@@ -8,14 +8,16 @@ import hashlib
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import attrs
 
 from agentrl_core.errors import EnvironmentLostError, ToolServerError
 from agentrl_harbor.owner import Owner, is_alive
 from agentrl_harbor.processes import Ended, run
-from agentrl_harbor.sandbox import LOGS
+from agentrl_harbor.sandbox import FOLDERS, LOGS, UnusableError
 from agentrl_harbor.task_config import resolved
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ class Containers:
     def refusal(self, task: TaskDir) -> str:  # noqa: ARG002 - of the protocol
         """Return nothing: containers run every task that can be read; `storage_mb` is not enforced, as in Harbor."""
         return ""
+
+    def has_network(self, definition: Definition) -> bool:
+        """Return whether the environment's containers have a network."""
+        return definition.config.network != "no-network"
 
     async def open(self, definition: Definition) -> Container:
         """Run a container of the environment's image, which is built or loaded first."""
@@ -166,18 +172,19 @@ class Container:
         if ended.status is None:
             kill = 'kill -9 -"$(cat "$0")"; rm -f "$0"'
             await self._engine.command("exec", "--user", "root", self._name, "sh", "-c", kill, marker)
-        if ended.status != 0:
-            await self._check(ended)
+        if ended.status != 0 and await self._was_started_again(ended):
+            note = b"[all processes of the environment had ended; it was started again]\n"
+            return attrs.evolve(ended, output=ended.output + note)
         return ended
 
     async def put(self, archive: bytes, folder: str) -> None:
         """Unpack a tar archive in a folder, which is made."""
-        made = await self._engine.command("exec", "--user", "root", self._name, "mkdir", "-p", folder)
-        ended = made
-        if made.status == 0:
+        ended = await self._engine.command("exec", "--user", "root", self._name, "mkdir", "-p", folder)
+        if ended.status == 0:
             ended = await self._engine.command("cp", "-", f"{self._name}:{folder}", stdin=archive)
         if ended.status != 0:
-            raise EnvironmentLostError(f"files could not be copied to {folder}: {_last_line(ended)}")
+            await self._start_again()
+            raise UnusableError(f"files could not be copied to {folder}: {_last_line(ended)}")
 
     async def get(self, path: str, *, limit_bytes: int) -> bytes | None:
         """Return a file or folder as tar archive."""
@@ -185,23 +192,46 @@ class Container:
             "cp", f"{self._name}:{path}", "-", limit_bytes=limit_bytes, with_errors=False
         )
         if ended.status != 0:
-            await self._check_running()
+            await self._start_again()
             return None
         return ended.output
+
+    async def renew(self, folders: Sequence[str], *, keep_processes: bool) -> None:
+        """Restart the container, which ends all processes but those of its entry point, and empty folders."""
+        if keep_processes:
+            await self._start_again()
+        else:
+            ended = await self._engine.command("restart", "-t", "0", self._name)
+            if ended.status != 0:
+                raise EnvironmentLostError(f"the container {self._name} is gone: {_last_line(ended)}")
+        make = [f"rm -rf {name} && mkdir -p {name} && chmod {FOLDERS[name]} {name}" for name in folders]
+        if make:
+            ended = await self._engine.command("exec", "--user", "root", self._name, "sh", "-c", " && ".join(make))
+            if ended.status != 0:
+                await self._start_again()
+                raise UnusableError(f"folders could not be made anew: {_last_line(ended)}")
 
     async def close(self) -> None:
         """Remove the container."""
         await self._engine.command("rm", "--force", "--volumes", self._name)
 
-    async def _check(self, ended: Ended) -> None:
-        """Find out whether a command failed because the container is gone; its own output may say the same."""
-        if ended.status is None or any(words in ended.text.lower() for words in _GONE):
-            await self._check_running()
+    async def _was_started_again(self, ended: Ended) -> bool:
+        """Return whether a command failed because the container had stopped; its own output may say the same."""
+        seems_gone = ended.status is None or any(words in ended.text.lower() for words in _GONE)
+        return seems_gone and await self._start_again()
 
-    async def _check_running(self) -> None:
+    async def _start_again(self) -> bool:
+        """Start the container if it has stopped, as an agent's `kill` can do; return whether it had.
+
+        Raises `EnvironmentLostError` if it is gone.
+        """
         state = await self._engine.command("inspect", "--format", "{{.State.Running}}", self._name)
-        if state.status != 0 or state.text.strip() != "true":
-            raise EnvironmentLostError(f"the container {self._name} is gone: {_last_line(state)}")
+        if state.status == 0 and state.text.strip() == "true":
+            return False
+        started = state if state.status != 0 else await self._engine.command("start", self._name)
+        if started.status != 0:
+            raise EnvironmentLostError(f"the container {self._name} is gone: {_last_line(started)}")
+        return True
 
 
 @contextlib.contextmanager

@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import posixpath
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from agentrl_harbor.processes import Ended
     from agentrl_harbor.task_dir import Definition, TaskDir
+
+
+class UnusableError(Exception):
+    """A sandbox runs, but what was asked cannot be done in the state that the agent has left it in."""
 
 
 class Sandbox(Protocol):
@@ -31,11 +35,18 @@ class Sandbox(Protocol):
         ...
 
     async def put(self, archive: bytes, folder: str) -> None:
-        """Unpack a tar archive in a folder, which is made."""
+        """Unpack a tar archive in a folder, which is made; raise `UnusableError` if that fails."""
         ...
 
     async def get(self, path: str, *, limit_bytes: int) -> bytes | None:
         """Return a file or folder as tar archive, whose names begin with that of the path; None if there is none."""
+        ...
+
+    async def renew(self, folders: Sequence[str], *, keep_processes: bool) -> None:
+        """End all processes unless they are to stay, and make some of `FOLDERS` anew, empty, after the agent's end.
+
+        Raises `UnusableError` if that fails.
+        """
         ...
 
     async def close(self) -> None:
@@ -54,6 +65,10 @@ class Provider(Protocol):
         """Return why this provider cannot run a task; empty if it can."""
         ...
 
+    def has_network(self, definition: Definition) -> bool:
+        """Return whether a sandbox reaches other machines, if this one does."""
+        ...
+
     async def open(self, definition: Definition) -> Sandbox:
         """Make a sandbox; raise `EnvironmentLostError` if that fails."""
         ...
@@ -65,6 +80,10 @@ class Provider(Protocol):
 
 LOGS: Final = ("logs/agent", "logs/verifier", "logs/artifacts")
 """Folders that every sandbox has, to which all of its users may write."""
+TESTS: Final = "/tests"
+VERIFIER_LOGS: Final = "/logs/verifier"
+FOLDERS: Final = {TESTS: "755", VERIFIER_LOGS: "777"}
+"""Folders that are made anew for a verifier, and their modes."""
 
 
 def pack(folder: Path) -> bytes:

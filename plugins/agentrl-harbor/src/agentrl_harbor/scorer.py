@@ -15,14 +15,16 @@ from agentrl_harbor.verifier import NoVerdictError, verify
 
 if TYPE_CHECKING:
     from agentrl_core import ScoreRequest, Task
+    from agentrl_harbor.server import HarborTools, OpenTask
 
 
 @attrs.frozen(kw_only=True)
 class Harbor:
     """Run the verifier of the episode's task, in the sandbox in which the agent has worked.
 
-    `reward`: name of the reward to take if `reward.json` has several. `without_reward`: what a verifier that writes no
-    usable reward, or does not end in time, means: `no_score`, so that the record does not count, or `zero`.
+    `reward`: name of the reward to take if `reward.json` has several. `without_reward`: what a verifier that gives no
+    usable reward, or does not end in time, means: `zero`, or `no_score`, so that the record does not count. That is 0
+    as well if the same verifier gives a reward when nothing was done: then the agent has caused it.
     """
 
     reward: str = "reward"
@@ -50,16 +52,32 @@ class Harbor:
             found = STARTED[0], await STARTED[0].open_task(request.task.data)
         server, opened = found
         try:
-            verdict = await verify(opened.task, opened.sandbox, server.open_sandbox)
+            return await self._score(server, opened)
         except NoVerdictError as error:
-            if self.without_reward == "zero":
-                return Score(0.0, details={**error.details, "why": str(error)})
-            raise
+            problem = error
+        if self.without_reward == "zero" or await self._works(server, request.task):
+            return Score(0.0, details={**problem.details, "why": str(problem)})
+        raise problem
+
+    async def _works(self, server: HarborTools, task: Task) -> bool:
+        """Return whether the verifier gives a reward where no agent has been."""
+        try:
+            await self._score(server, await server.open_task(task.data))
+        except NoVerdictError:
+            return False
+        return True
+
+    async def _score(self, server: HarborTools, opened: OpenTask) -> Score:
+        """Run the verifier, and remove the sandbox."""
+        try:
+            verdict = await verify(opened.task, opened.sandbox, server.open_sandbox)
         finally:
             await server.discard(opened)
         rewards = verdict.rewards
         value = rewards.get(self.reward, next(iter(rewards.values())) if len(rewards) == 1 else None)
         if value is None:
             names = ", ".join(rewards)
-            raise EpisodeError("no_score", f"the verifier wrote the rewards {names}, but no '{self.reward}'")
+            raise NoVerdictError(
+                f"the verifier wrote the rewards {names}, but no '{self.reward}'", output=verdict.output
+            )
         return Score(value, parts=rewards if len(rewards) > 1 else {}, details={"verifier": verdict.output})

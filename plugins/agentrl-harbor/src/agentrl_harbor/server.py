@@ -19,10 +19,12 @@ from agentrl_core.api.tools import Isolation, ToolResult, ToolSpec
 from agentrl_core.errors import ConfigError, EnvironmentLostError, ToolServerError
 from agentrl_harbor.containers import Containers
 from agentrl_harbor.local import Local
-from agentrl_harbor.sandbox import Provider, Sandbox, pack_file, parent_and_name, read_file
+from agentrl_harbor.oracle import problems_of
+from agentrl_harbor.sandbox import Provider, Sandbox, UnusableError, pack_file, parent_and_name, read_file
 from agentrl_harbor.task_dir import Definition, TaskDir
 
 if TYPE_CHECKING:
+    from agentrl_core import Task
     from agentrl_core.api.tools import ToolEpisode
 
 logger = logging.getLogger(__name__)
@@ -108,7 +110,10 @@ class HarborTools:
 
     async def open_task(self, data: Mapping[str, Any]) -> OpenTask:
         """Make a sandbox for a row of the data set, once there is a place for it."""
-        task = _task_of(data)
+        return await self.open_sandbox_of(_task_of(data))
+
+    async def open_sandbox_of(self, task: TaskDir) -> OpenTask:
+        """Make a sandbox for a task, once there is a place for it."""
         if refusal := self._provider.refusal(task):
             raise ToolServerError(f"{task.path}: {refusal}")
         assert self._places is not None  # noqa: S101 - `start` came before
@@ -130,6 +135,10 @@ class HarborTools:
     async def open_sandbox(self, definition: Definition) -> Sandbox:
         """Make a second sandbox for a verifier; it takes no place, because its task has one."""
         return await self._provider.open(definition)
+
+    async def examine(self, tasks: Sequence[Task]) -> list[str]:
+        """Return what is wrong with tasks, for `agentrl doctor`."""
+        return await problems_of(self, self._provider, [_task_of(task.data) for task in tasks])
 
     def park(self, record_id: str) -> None:
         """Keep the sandbox of an ended agent for the verifier, for a short time."""
@@ -230,9 +239,7 @@ class HarborSession:
             return ToolResult.of_text(f"{path} is not a file", is_error=True)
         try:
             await self._opened.sandbox.put(pack_file(name, text.encode("utf-8", "replace")), folder)
-        except EnvironmentLostError as error:
-            # The sandbox tells whether it is gone; otherwise the path cannot be written.
-            await self._opened.sandbox.run("true", timeout_s=30, limit_bytes=100)
+        except UnusableError as error:
             return ToolResult.of_text(str(error), is_error=True)
         return ToolResult.of_text(f"wrote {path}")
 

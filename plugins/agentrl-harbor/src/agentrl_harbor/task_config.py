@@ -73,6 +73,9 @@ class TaskConfig:
     agent_user: str | None = None
     artifacts: tuple[str, ...] = ()
     """Paths that a verifier with its own environment gets, beside `/logs/artifacts`."""
+    solution_env: Mapping[str, str] = attrs.field(factory=dict)
+    keep_processes: bool = False
+    """Whether what the agent has started goes on while the verifier runs."""
 
 
 def read_config(text: str) -> TaskConfig:
@@ -106,6 +109,8 @@ def read_config(text: str) -> TaskConfig:
         agent_timeout_s=_seconds(agent, "timeout_sec", "agent"),
         agent_user=_user(agent, "agent"),
         artifacts=_artifacts(root.get("artifacts", [])),
+        solution_env=_env(_table(root, "solution"), "solution"),
+        keep_processes=_keep_processes(_table(root, "metadata")),
     )
 
 
@@ -185,6 +190,15 @@ def _healthcheck(table: Any, where: str) -> Healthcheck:
     retries = _number(table, "retries", where)
     found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Healthcheck(command=command, retries=3 if retries is None else int(retries), **found)
+
+
+def _keep_processes(metadata: Mapping[str, Any]) -> bool:
+    """Return the one key that is ours: Harbor has none for it, and leaves `[metadata]` to others."""
+    own = metadata.get("agentrl", {})
+    keep = own.get("keep_processes", False) if isinstance(own, Mapping) else None
+    if not isinstance(keep, bool):
+        raise ValueError("metadata.agentrl: expected keep_processes = true or false")  # noqa: TRY004 - as of all wrong values
+    return keep
 
 
 def _artifacts(items: Any) -> tuple[str, ...]:
