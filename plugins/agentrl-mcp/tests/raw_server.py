@@ -1,14 +1,16 @@
 """An MCP server without the SDK, which starts at once and misbehaves on request: over stdio, or over HTTP on a port.
 
-python raw_server.py [--http PORT] [--era both|handshake|stateless] [--sse] [--no-start]
+python raw_server.py [--http PORT] [--era both|handshake|stateless] [--sse] [--asks] [--no-start]
 """
 
 import argparse
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +18,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--http", type=int)
 parser.add_argument("--era", default="both")
 parser.add_argument("--sse", action="store_true")
+parser.add_argument("--asks", action="store_true")
 parser.add_argument("--no-start", action="store_true")
 options = parser.parse_args()
 
@@ -28,6 +31,11 @@ SEEN: list = []
 """Headers and paths of HTTP requests."""
 LATER: dict = {}
 """Id of an event -> response that comes when the client asks for what followed that event."""
+DECLARED: dict = {}
+"""Capabilities of the last client that began a session."""
+QUESTIONS: dict = defaultdict(queue.Queue)
+"""Session -> what the stream of its GET request sends; None ends it."""
+ANSWERS: queue.Queue = queue.Queue()
 LOCK = threading.Lock()
 TOOLS: dict = {}
 """Name -> description for `tools/list`."""
@@ -163,9 +171,30 @@ def ask(arguments, params, state, send):
 
 
 @tool
+def ask_aside(arguments, params, state, send):
+    """Asks the user on the stream of a GET request, as servers with sessions may."""
+    if "elicitation" not in DECLARED:
+        return text("the client cannot be asked", is_error=True)
+    form = {"type": "object", "properties": {"city": {"type": "string"}}}
+    stream = QUESTIONS[params["session"]]
+    if arguments.get("break"):
+        stream.put(None)
+    question = {"mode": "form", "message": "Which city?", "requestedSchema": form}
+    stream.put({"jsonrpc": "2.0", "id": "q1", "method": "elicitation/create", "params": question})
+    return text(json.dumps(ANSWERS.get(timeout=30), sort_keys=True))
+
+
+@tool
 def parts(arguments, params, state, send):
     return arguments["result"]
 
+
+@tool
+def research(arguments, params, state, send):
+    raise FailedError(-32601, "Tool research requires task augmentation")
+
+
+TOOLS["research"]["execution"] = {"taskSupport": "required"}
 
 for name in ("garbage", "other_id", "later"):
     TOOLS[name] = {"name": name, "inputSchema": {"type": "object"}}
@@ -186,6 +215,8 @@ def respond(message, state, send):
         if options.era == "stateless":
             raise FailedError(-32022, "Unsupported protocol version", {"supported": [STATELESS], "requested": "?"})
         version = params["protocolVersion"]
+        DECLARED.clear()
+        DECLARED.update(params["capabilities"])
         return {
             "protocolVersion": version if version in KNOWN else KNOWN[0],
             "capabilities": {"tools": {"listChanged": True}},
@@ -257,8 +288,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
-        """Continue a stream that ended early."""
+        """Continue a stream that ended early, or ask questions."""
         SEEN.append({key.lower(): value for key, value in self.headers.items()})
+        if options.asks and "last-event-id" not in self.headers:
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("connection", "close")
+            self.end_headers()
+            self.wfile.write(b"retry: 10\ndata: \n\n")
+            self.wfile.flush()
+            stream = QUESTIONS[self.headers.get("mcp-session-id", "")]
+            while (question := stream.get()) is not None:
+                self.wfile.write(f"data: {json.dumps(question)}\n\n".encode())
+                self.wfile.flush()
+            self.close_connection = True
+            return
         answer = LATER.pop(self.headers.get("last-event-id"), None)
         if answer is None:
             self.reply(405)
@@ -285,7 +329,10 @@ class Handler(BaseHTTPRequestHandler):
         elif session and session not in SESSIONS:
             self.reply(404, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Session not found"}}')
             return
-        if "id" not in message:
+        message.setdefault("params", {})["session"] = session
+        if "method" not in message:
+            ANSWERS.put(message["result"])
+        if "id" not in message or "method" not in message:
             self.reply(202)
             return
         state = self.headers.get("x-agentrl-episode") or session or "shared"

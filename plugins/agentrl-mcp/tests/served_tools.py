@@ -19,7 +19,8 @@ class Tools:
             raise EnvironmentLostError("the sandbox is gone", server="box")
         known = name == "echo"
         result = ToolResult.of_text(arguments["text"] if known else f"no tool {name}", is_error=not known)
-        return ShownCall(id="1", name=name, result=result, outcome=ToolOutcome.OK)
+        outcome = ToolOutcome.OK if known else ToolOutcome.UNKNOWN_TOOL
+        return ShownCall(id="1", name=name, result=result, outcome=outcome)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.api.tools import ToolResult
 from agentrl_core.errors import InvalidResultError, ToolServerError
 from agentrl_mcp.results import result_of, spec_of
 from agentrl_mcp.rpc import RpcError, message_of, result_in
@@ -67,7 +66,7 @@ IMAGE = base64.b64encode(b"png").decode()
         ),
         (
             {"type": "resource", "resource": {"uri": "file:///a", "text": "page", "mimeType": "text/plain"}},
-            {"type": "text", "text": "page", "uri": "file:///a"},
+            {"type": "text", "text": "page", "uri": "file:///a", "mimeType": "text/plain"},
         ),
         (
             {"type": "resource", "resource": {"uri": "file:///b", "blob": IMAGE, "mimeType": "image/png"}},
@@ -84,7 +83,17 @@ IMAGE = base64.b64encode(b"png").decode()
     ],
 )
 def test_each_kind_of_content_becomes_a_part(block, part):
-    assert result_of({"content": [block]}, tool="t") == ToolResult(content=(part,))
+    (found,) = result_of({"content": [block]}, tool="t").content
+    # A part whose text only tells of the block keeps it, for those who serve it on.
+    assert {key: found[key] for key in found if key != "mcp"} == part
+    assert found.get("mcp", block) == block
+
+
+def test_audio_that_is_large_is_not_kept():
+    small, large = ({"type": "audio", "data": "AAAA" * n, "mimeType": "audio/wav"} for n in (1, 1 << 17))
+    first, second = result_of({"content": [small, large]}, tool="t").content
+    assert first["text"] == second["text"] == "[audio of type audio/wav, which cannot be shown]"
+    assert (first["mcp"], "mcp" in second) == (small, False)
 
 
 def test_structured_content_without_text_is_shown_as_json():

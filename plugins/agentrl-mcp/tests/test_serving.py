@@ -2,12 +2,11 @@
 
 import asyncio
 import contextlib
-import json
 import sys
 from pathlib import Path
 
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters
 
 from agentrl_core.api.options import resolve
 from agentrl_core.api.tools import ToolEpisode, ToolResult
@@ -105,15 +104,32 @@ def test_what_is_served_over_stdio_serves_both_clients(mode):
     assert asyncio.run(scenario()) == "hi"
 
 
-def test_results_survive_the_way_through_the_protocol():
-    content = (
-        {"type": "text", "text": "a"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-        {"type": "text", "text": "page", "uri": "file:///page"},
-    )
-    result = ToolResult(content=content, structured={"a": 1})
-    wire = wire_result(result).model_dump(by_alias=True, mode="json", exclude_none=True)
-    assert result_of(json.loads(json.dumps(wire)), tool="t") == result
+BLOCKS = (
+    {"type": "text", "text": "a"},
+    {"type": "image", "data": "AAAA", "mimeType": "image/png"},
+    {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
+    {"type": "resource", "resource": {"uri": "file:///page", "text": "page", "mimeType": "text/html"}},
+    {"type": "resource", "resource": {"uri": "file:///image", "blob": "AAAA", "mimeType": "image/png"}},
+    {"type": "resource", "resource": {"uri": "file:///data", "blob": "AAAA", "mimeType": "application/pdf"}},
+    {"type": "resource_link", "name": "report", "uri": "file:///report"},
+)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[f"{block['type']}-{n}" for n, block in enumerate(BLOCKS)])
+def test_what_a_server_sent_is_served_as_it_was(block):
+    wire = wire_result(result_of({"content": [block], "structuredContent": {"a": 1}}, tool="t"))
+    shown = wire.model_dump(by_alias=True, mode="json", exclude_none=True)
+    assert (shown["content"], shown["structuredContent"]) == ([block], {"a": 1})
+
+
+def test_an_unknown_tool_is_an_error_of_the_protocol():
+    async def scenario():
+        async with serving(Tools()) as address, Client(address) as client:
+            with pytest.raises(MCPError, match="no tool nobody") as caught:
+                await client.call_tool("nobody", {})
+            return caught.value.error.code
+
+    assert asyncio.run(scenario()) == -32602
 
 
 def test_an_image_at_an_address_is_a_link():

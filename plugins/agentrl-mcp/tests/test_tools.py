@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,6 +149,14 @@ def test_tools_are_listed_once_with_schema_and_hints_from_all_pages(make, place)
     assert echo.parameters["required"] == ["text"]
     assert not specs["count"].repeatable
     assert specs["count"].parameters == {"type": "object", "properties": {}}
+
+
+def test_a_tool_that_runs_only_as_a_task_is_left_out_with_a_line_in_the_log(make, caplog):
+    async def scenario(tools):
+        return [spec.name for spec in await tools.list_tools()]
+
+    assert "research" not in run(make("stdio", "shared"), scenario)
+    assert "raw: leaves out the tool 'research', which runs only as a task" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["stdio", "http-sse"])
@@ -414,6 +423,17 @@ def test_a_process_gets_only_the_environment_that_the_config_names(monkeypatch, 
         assert f"'{name}'" in str(caught.value)
 
 
+def test_the_episodes_folder_has_a_placeholder_in_command_and_env(tmp_path):
+    report = "import json, os, sys; sys.exit(json.dumps([os.getcwd(), sys.argv[1], os.environ['HOME']]))"
+    (tmp_path / "report.py").write_text(report)
+    command, env = ["python", "report.py", "{folder}/notes"], {"HOME": "{folder}/home"}
+    with pytest.raises(ToolServerError, match="printed last") as caught:
+        run(MCPTools(command=command, env=env, config_dir=tmp_path), None)
+    folder, argument, home = json.loads(re.search(r"\[.*\]", str(caught.value))[0])
+    assert (argument, home) == (f"{folder}/notes", f"{folder}/home")
+    assert "agentrl-mcp-" in folder
+
+
 @pytest.mark.parametrize("place", ["stdio", "http"])
 @pytest.mark.parametrize("era", ERAS)
 def test_elicitations_are_declined_or_answered_by_a_function(make, place, era, tmp_path):
@@ -427,6 +447,32 @@ def test_elicitations_are_declined_or_answered_by_a_function(make, place, era, t
     assert run(make(place, "session", era), scenario) == {"action": "decline"}
     answered = run(make(place, "session", era, elicitation="user.py:city", config_dir=tmp_path), scenario)
     assert answered == {"action": "accept", "content": {"city": "Oslo"}}
+
+
+@pytest.mark.parametrize("isolation", ["session", "shared"])
+@pytest.mark.parametrize("arguments", [{}, {"break": True}], ids=["at once", "after the stream broke"])
+def test_a_question_outside_of_the_answer_is_answered(http_server, tmp_path, isolation, arguments):
+    (tmp_path / "user.py").write_text(
+        "def city(episode, message, schema):\n    return {'city': episode.data['home']}\n"
+    )
+
+    async def scenario(tools):
+        session = await tools.open(episode(home="Oslo"))
+        answer = json.loads(await called(session, "ask_aside", arguments))
+        await session.close()
+        return answer
+
+    url = http_server("--era", "handshake", "--asks").url
+    tools = MCPTools(url=url, isolation=isolation, elicitation="user.py:city", config_dir=tmp_path)
+    assert run(tools, scenario) == {"action": "accept", "content": {"city": "Oslo"}}
+
+
+def test_a_server_is_told_that_it_cannot_ask_where_nothing_listens(http_server):
+    async def scenario(tools):
+        return await called(await tools.open(episode()), "ask_aside")
+
+    url = http_server("--era", "handshake", "--asks").url
+    assert run(MCPTools(url=url), scenario) == "the client cannot be asked"
 
 
 def alive(pid):
@@ -510,6 +556,8 @@ def test_nothing_is_left_when_the_run_is_killed():
         ({"url": "http://a/mcp", "env": {"A": "b"}}, "env: only for servers with `command`"),
         ({"command": ["x"], "headers": {"A": "b"}}, "headers: only for servers with `url`"),
         ({"command": ["x"], "warm": -1}, "warm: expected"),
+        ({"command": ["x", "{folder}"], "isolation": "shared"}, "needs `isolation: process`"),
+        ({"command": ["x"], "env": {"A": "{folder}"}, "isolation": "session"}, "needs `isolation: process`"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, says):

@@ -13,6 +13,7 @@ import orjson
 from agentrl_core.api.http import Backoff, ExchangeError, ServerClient
 from agentrl_core.errors import DeliveryUnknownError, InvalidResultError, ToolNotSentError, ToolServerError
 from agentrl_mcp.connection import EPISODE_HEADER
+from agentrl_mcp.start_checks import check_address
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode, ToolResult, ToolSpec
@@ -56,6 +57,11 @@ class AgentDockTools:
         self._proxy, self._max_connections = proxy, max_connections
         self._start_timeout_s, self._most_bytes = start_timeout_s, max_message_bytes
         self._node: Node | None = None
+
+    def check_start(self, *, connect: bool) -> None:
+        """Raise `ConfigError` if nothing has the address."""
+        if connect:
+            check_address(self._base, self._proxy, self._start_timeout_s)
 
     async def start(self) -> None:
         """List the tools; tries again for as long as a node may need to start."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from agentrl_mcp.elicitation import Elicitation
 
 LIST_CHANGED = "notifications/tools/list_changed"
+FOLDER = "{folder}"
+"""Placeholder for the folder of an episode's own process, in its command and environment."""
 START_ERRORS = (RpcError, LinkLostError, AgentRLError)
 """Errors of a connection that does not come about."""
 

@@ -8,20 +8,24 @@ a connection begins with `initialize`, and a server may keep state for its sessi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core.errors import DeliveryUnknownError, ToolServerError
-from agentrl_mcp.results import result_of, spec_of, text_of_error
+from agentrl_mcp.results import needs_task, result_of, spec_of, text_of_error
 from agentrl_mcp.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, Link, RpcError
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode, ToolResult, ToolSpec
     from agentrl_mcp.elicitation import Elicitation
     from agentrl_mcp.rpc import Answer, Inquire
+
+logger = logging.getLogger(__name__)
 
 STATELESS = "2026-07-28"
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -63,6 +67,8 @@ class Connection:
     protocol: Protocol | None = None
     param_headers: dict[str, Mapping[tuple[str, ...], str]] = attrs.field(factory=dict)
     """Tool -> arguments that HTTP requests repeat in headers, for proxies; shared by the connections of a server."""
+    listen: Callable[[], Awaitable[None]] | None = None
+    """Opens the stream on which a server asks besides its answers; None if all questions arrive anyway."""
 
     async def begin(self, *, timeout_s: float, wanted: str = "", known: Protocol | None = None) -> Protocol:
         """Make the server ready for requests, and return the protocol that it speaks.
@@ -84,21 +90,28 @@ class Connection:
         return self.protocol
 
     async def _negotiate(self, timeout_s: float) -> Protocol:
-        try:
-            return await self._discover(min(timeout_s, _DISCOVER_S))
-        except RpcError as error:
-            supported = error.data.get("supported") if isinstance(error.data, Mapping) else None
-            if error.code == UNSUPPORTED_VERSION and isinstance(supported, list) and not {*supported} & {*HANDSHAKE}:
-                raise ToolServerError(
-                    f"{self.name}: speaks the versions {supported} of MCP; agentrl speaks {STATELESS}, "
-                    f"{', '.join(HANDSHAKE)}"
-                ) from None
-        except DeliveryUnknownError:
-            # No answer in time: the server ignores the question, or it is still starting, and the answer came too late.
+        for is_last in (False, True):
             try:
-                return await self._initialize(HANDSHAKE[0], timeout_s)
-            except RpcError:
-                return await self._discover(timeout_s)
+                return await self._discover(min(timeout_s, _DISCOVER_S))
+            except RpcError as error:
+                supported = error.data.get("supported") if isinstance(error.data, Mapping) else None
+                if error.code != UNSUPPORTED_VERSION or not isinstance(supported, list):
+                    break
+                if STATELESS in supported and not is_last:
+                    # It refused a version that it speaks, as it says itself: the specification wants a second try.
+                    continue
+                if not {*supported} & {*HANDSHAKE}:
+                    raise ToolServerError(
+                        f"{self.name}: speaks the versions {supported} of MCP; agentrl speaks {STATELESS}, "
+                        f"{', '.join(HANDSHAKE)}"
+                    ) from None
+                break
+            except DeliveryUnknownError:
+                # No answer in time: the server ignores the question, or was still starting, and answered too late.
+                try:
+                    return await self._initialize(HANDSHAKE[0], timeout_s)
+                except RpcError:
+                    return await self._discover(timeout_s)
         return await self._initialize(HANDSHAKE[0], timeout_s)
 
     async def _discover(self, timeout_s: float) -> Protocol:
@@ -115,7 +128,7 @@ class Connection:
     async def _initialize(self, version: str, timeout_s: float) -> Protocol:
         params = {
             "protocolVersion": version,
-            "capabilities": self.elicitation.capabilities,
+            "capabilities": self.elicitation.capabilities if self._can_be_asked else {},
             "clientInfo": _client_info(),
         }
         answer = await self.link.request("initialize", params, timeout_s=timeout_s)
@@ -127,7 +140,14 @@ class Connection:
             )
         self.link.version = found
         await self.link.notify("notifications/initialized")
+        if self.listen is not None and self._can_be_asked:
+            await self.listen()
         return Protocol(version=found)
+
+    @property
+    def _can_be_asked(self) -> bool:
+        """Whether questions in a session arrive; nothing listens for those that would only be declined."""
+        return self.listen is None or self.elicitation.hook is not None
 
     def _envelope(self) -> dict[str, Any]:
         """Return the keys of `_meta` that every request without a session has."""
@@ -151,6 +171,14 @@ class Connection:
             headers = {"mcp-method": method} | dict(headers or {})
         return await self.link.request(method, params, headers=headers, timeout_s=timeout_s, inquire=inquire)
 
+    async def ping(self, *, timeout_s: float) -> None:
+        """Return once the server says anything to a `ping`, also that it knows none, as since 2026-07-28.
+
+        Raises as `Link.request`.
+        """
+        with contextlib.suppress(RpcError):
+            await self._request("ping", {}, timeout_s=timeout_s)
+
     async def list_tools(self, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Sequence[ToolSpec]:
         """Return the server's tools, of all pages; raises as `Link.request`, and `ToolServerError`."""
         from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
@@ -168,9 +196,13 @@ class Connection:
                 if spec.name in specs:
                     raise ToolServerError(f"{self.name}: lists two tools with the name '{spec.name}'")
                 schema = dict(spec.parameters)
+                if needs_task(item):
+                    logger.warning("%s: leaves out the tool '%s', which runs only as a task", self.name, spec.name)
+                    continue
                 if self.protocol is not None and self.protocol.is_stateless:
                     if find_invalid_x_mcp_header(schema) is not None:
                         # The specification wants clients to leave out such a tool.
+                        logger.warning("%s: leaves out the tool '%s': its x-mcp-header is wrong", self.name, spec.name)
                         continue
                     self.param_headers[spec.name] = x_mcp_header_map(schema)
                 specs[spec.name] = spec

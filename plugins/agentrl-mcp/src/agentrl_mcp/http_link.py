@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 import attrs
 
 from agentrl_core.api.http import ExchangeError, ServerClient, ServerReply, server_sent_events
-from agentrl_core.errors import DeliveryUnknownError, InvalidResultError, ToolNotSentError
+from agentrl_core.errors import AgentRLError, DeliveryUnknownError, InvalidResultError, ToolNotSentError
 from agentrl_mcp.rpc import (
     Answer,
     Inquire,
@@ -25,10 +26,18 @@ from agentrl_mcp.rpc import (
     result_in,
 )
 
+if TYPE_CHECKING:
+    from agentrl_mcp.oauth import Login
+
+logger = logging.getLogger(__name__)
+
 SESSION = "mcp-session-id"
 _ALWAYS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _REFUSED = frozenset({401, 403, 407, 429, 503})
 """Statuses with which a server, or a proxy before it, refuses a request that no tool has seen."""
+_UNAUTHORIZED = frozenset({401, 403})
+_MOST_TOKENS = 3
+"""Tokens that are tried for one message: none or an old one, a new one, and one for more than that allows."""
 _UNANSWERED = frozenset({502, 504})
 """Statuses of a proxy that has got no answer from the server, which may have run the tool."""
 _REDIRECTS = frozenset({307, 308})
@@ -41,6 +50,10 @@ _END_SESSION_S = 5.0
 _LONGEST_WAIT_S = 5.0
 """Longest wait before a stream is continued."""
 _MOST_SHOWN_BYTES = 2000
+_OPEN_S = 2.0
+"""Longest wait for the beginning of the stream with a server's questions; some begin it with the first question."""
+_LISTEN_S = 3600.0
+"""Longest silence of that stream, after which it is opened again."""
 
 
 class StatusError(RpcError):
@@ -56,6 +69,8 @@ class HttpLink:
     """Requests to one endpoint, in one session of the protocol if the server has sessions."""
 
     client: ServerClient
+    streams: ServerClient
+    """Client for streams that stay open."""
     path: str
     """Path and query of the endpoint."""
     name: str
@@ -68,12 +83,17 @@ class HttpLink:
     """Function that is told the method of each notification."""
     slots: asyncio.Semaphore
     """Free connections of the server, for all its links."""
+    login: Login | None = None
+    """Access tokens of OAuth."""
     silence_s: float = 30.0
     """Longest silence of the server on a message that gets no response."""
     session_id: str = ""
     version: str = ""
     """Version of the protocol, once it is known."""
     _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
+    _inquire: dict[int, Inquire] = attrs.field(factory=dict, init=False)
+    """Requests under way -> what answers questions during them."""
+    _listening: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _cancelling: set[asyncio.Task[None]] = attrs.field(factory=set, init=False)
 
     async def request(
@@ -89,6 +109,8 @@ class HttpLink:
         number = next(self._numbers)
         body = request_bytes(number, method, params)
         begun = False
+        if inquire is not None:
+            self._inquire[number] = inquire
         try:
             async with asyncio.timeout(timeout_s), self.slots:
                 begun = True
@@ -101,6 +123,8 @@ class HttpLink:
         except asyncio.CancelledError:
             self._cancel(number)
             raise
+        finally:
+            self._inquire.pop(number, None)
 
     async def _exchange(
         self, number: int, body: bytes, headers: Mapping[str, str] | None, timeout_s: float, inquire: Inquire | None
@@ -128,6 +152,22 @@ class HttpLink:
                 raise InvalidResultError(f"{self.name}: its response is {error}") from None
 
     async def _post(self, body: bytes, headers: Mapping[str, str] | None, silence_s: float) -> ServerReply:
+        """Send a message, again if the server wants another token than it got."""
+        for tokens in range(_MOST_TOKENS):
+            used = "" if self.login is None else self.login.header
+            reply = await self._post_once(body, headers, silence_s)
+            if self.login is None or reply.status not in _UNAUTHORIZED or tokens == _MOST_TOKENS - 1:
+                break
+            try:
+                if not await self.login.renew(reply.status, reply.headers, used):
+                    break
+            except BaseException:
+                reply.close()
+                raise
+            reply.close()
+        return reply
+
+    async def _post_once(self, body: bytes, headers: Mapping[str, str] | None, silence_s: float) -> ServerReply:
         fields = self._fields(headers)
         reply = await self.client.request("POST", self.path, body, silence_s=silence_s, headers=fields)
         if reply.status in _REDIRECTS and (path := self._redirected(reply.headers.get("location", ""))):
@@ -137,8 +177,17 @@ class HttpLink:
             reply = await self.client.request("POST", path, body, silence_s=silence_s, headers=fields)
         return reply
 
+    async def log_in(self) -> None:
+        """Get a token before the first request: a person who logs in takes longer than a request may."""
+        try:
+            (await self._post(request_bytes(0, "ping", {}), None, self.silence_s)).close()
+        except ExchangeError as error:
+            raise ToolNotSentError(f"{self.name}: {error}") from None
+
     def _fields(self, headers: Mapping[str, str] | None) -> dict[str, str]:
         fields = {**self.headers, **_ALWAYS}
+        if self.login is not None and self.login.header:
+            fields["authorization"] = self.login.header
         if self.session_id:
             fields[SESSION] = self.session_id
         if self.version:
@@ -167,8 +216,8 @@ class HttpLink:
         with contextlib.suppress(ValueError):
             result_in(message_of(told))
         text = f"{self.name}: HTTP status {status}"
-        if status in {401, 403}:
-            text += "; headers_env names the variables with its keys"
+        if status in _UNAUTHORIZED:
+            text += f"; {_remedy(reply, self.login)}"
         if self.version and status in _REFUSED:
             raise ToolNotSentError(text)
         if self.version and status in _UNANSWERED:
@@ -221,6 +270,54 @@ class HttpLink:
                     self.on_notification(message["method"])
         return None
 
+    async def listen(self) -> None:
+        """Open the stream on which a server with sessions asks besides its answers; none if it offers no such stream.
+
+        A question there does not say which call it belongs to: it is answered for the oldest one.
+        """
+        self._stop_listening()
+        opened = asyncio.Event()
+        self._listening = asyncio.get_running_loop().create_task(self._listen(opened))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPEN_S):
+                await opened.wait()
+
+    def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+
+    async def _listen(self, opened: asyncio.Event) -> None:
+        place = _Place()
+        while True:
+            try:
+                if not await self._listen_once(place, opened):
+                    return
+            except (ExchangeError, AgentRLError, ValueError) as error:
+                logger.debug("%s: the stream with its questions ended: %s", self.name, error)
+            finally:
+                opened.set()
+            await asyncio.sleep(place.wait_s)
+
+    async def _listen_once(self, place: _Place, opened: asyncio.Event) -> bool:
+        """Answer questions until the stream ends; return whether there is one to be opened again."""
+        since = {"last-event-id": place.last_id} if place.last_id else {}
+        fields = self._fields({"accept": "text/event-stream", **since})
+        with await self.streams.request("GET", self.path, silence_s=_LISTEN_S, headers=fields) as reply:
+            if reply.status != 200:  # noqa: PLR2004
+                return False
+            opened.set()
+            events = server_sent_events(reply, most_event_bytes=self.most_bytes, on_field=place.note)
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    if not event:
+                        continue
+                    message = message_of(event)
+                    if "id" in message and "method" in message:
+                        await self._send(await answer_inquiry(message, next(iter(self._inquire.values()), None)))
+                    elif "method" in message:
+                        self.on_notification(message["method"])
+        return True
+
     async def _send(self, body: bytes) -> None:
         """Send a message that gets no response."""
         try:
@@ -252,6 +349,7 @@ class HttpLink:
 
     async def close(self) -> None:
         """End the session."""
+        self._stop_listening()
         for task in self._cancelling:
             task.cancel()
         if self.session_id:
@@ -284,6 +382,14 @@ async def _to_the_end(events: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(_END_S):
             async for _ in events:
                 pass
+
+
+def _remedy(reply: ServerReply, login: Login | None) -> str:
+    if login is not None:
+        return "it refuses the token that it got by `oauth`"
+    if "resource_metadata" in reply.headers.get("www-authenticate", ""):
+        return "it wants a login: set `oauth: {}`, or more of its options"
+    return "headers_env names the variables with its keys"
 
 
 def _after_sending(name: str, error: ExchangeError) -> Exception:

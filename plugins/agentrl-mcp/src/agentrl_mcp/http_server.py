@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 import attrs
 
 from agentrl_core.api.http import Backoff, ServerClient
-from agentrl_core.errors import EnvironmentLostError, ToolServerError
+from agentrl_core.errors import EnvironmentLostError, ToolNotSentError, ToolServerError
 from agentrl_mcp.backend import START_ERRORS, Facts, Listing, not_sent, one_line
 from agentrl_mcp.connection import Connection
 from agentrl_mcp.http_link import HttpLink
@@ -19,10 +19,13 @@ from agentrl_mcp.rpc import LinkLostError
 if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode, ToolResult
     from agentrl_mcp.connection import Protocol
+    from agentrl_mcp.oauth import Login
 
 PLACEHOLDER = "{episode}"
 _BEGINNING = "start"
 """Text in place of the episode's id for the requests before the first episode."""
+_MOST_STREAMS = 4096
+"""Sessions that listen for questions at the same time."""
 _BACKOFF = Backoff(first_s=0.2, longest_s=2.0)
 
 
@@ -33,11 +36,18 @@ class HttpServer:
     """
 
     def __init__(
-        self, url: str, facts: Facts, *, headers: Mapping[str, str], proxy: str | None, max_connections: int
+        self,
+        url: str,
+        facts: Facts,
+        *,
+        headers: Mapping[str, str],
+        proxy: str | None,
+        max_connections: int,
+        login: Login | None = None,
     ) -> None:
         parts = urlsplit(url)
         self._path = parts.path + (f"?{parts.query}" if parts.query else "")
-        self.facts, self._headers = facts, headers
+        self.facts, self._headers, self._login = facts, headers, login
         self._slots = asyncio.Semaphore(max_connections)
         self._client = ServerClient(
             f"{parts.scheme}://{parts.netloc}",
@@ -47,6 +57,8 @@ class HttpServer:
             max_connections=max_connections + 64,
             resends=False,
         )
+        # Streams that stay open must not take the connections of calls.
+        self._streams = ServerClient(f"{parts.scheme}://{parts.netloc}", proxy=proxy, max_connections=_MOST_STREAMS)
         self.listing = Listing()
         self._shared = HttpSession(self, _BEGINNING, self.listing, is_own=False)
 
@@ -54,12 +66,14 @@ class HttpServer:
         """Return a link to the endpoint of an episode."""
         return HttpLink(
             client=self._client,
+            streams=self._streams,
             path=self._path.replace(PLACEHOLDER, quote(episode_id, safe="")),
             name=self.facts.name,
             headers=self._headers,
             most_bytes=self.facts.most_bytes,
             on_notification=listing.note,
             slots=self._slots,
+            login=self._login,
         )
 
     async def start(self) -> None:
@@ -70,6 +84,10 @@ class HttpServer:
         while True:
             left_s = max(end - loop.time(), 0.1)
             try:
+                if self._login is not None and self._login.is_starting:
+                    await self._shared.link.log_in()
+                    self._login.is_starting = False
+                    end = loop.time() + left_s
                 self.listing.negotiated = await self._shared.connect(left_s)
                 await self.listing.read(self._shared.connection, left_s)
             except ToolServerError:
@@ -77,7 +95,8 @@ class HttpServer:
             except START_ERRORS as error:
                 wait_s = _BACKOFF.wait_s(tries)
                 if loop.time() + wait_s > end:
-                    raise ToolServerError(one_line(error)) from error
+                    remedy = "; start the server, or correct `url`" if isinstance(error, ToolNotSentError) else ""
+                    raise ToolServerError(one_line(error) + remedy) from error
                 tries += 1
                 await asyncio.sleep(wait_s)
             else:
@@ -93,6 +112,7 @@ class HttpServer:
         """End the shared session, and all connections."""
         await self._shared.close()
         self._client.close()
+        self._streams.close()
 
 
 class HttpSession:
@@ -102,11 +122,15 @@ class HttpSession:
     """
 
     def __init__(self, server: HttpServer, episode_id: str, listing: Listing, *, is_own: bool) -> None:
-        self._link = server.link(episode_id, listing)
+        self.link = server.link(episode_id, listing)
         self._server, self._is_own, self.listing = server, is_own, listing
         facts = server.facts
         self.connection = Connection(
-            link=self._link, name=facts.name, elicitation=facts.elicitation, param_headers=listing.param_headers
+            link=self.link,
+            name=facts.name,
+            elicitation=facts.elicitation,
+            param_headers=listing.param_headers,
+            listen=self.link.listen,
         )
         self._connecting = asyncio.Lock()
         self._was_called = False
@@ -135,7 +159,7 @@ class HttpSession:
         lost: Exception
         for _ in range(2):
             connection = await self.ready(max(end - loop.time(), 0.001))
-            session_id = self._link.session_id
+            session_id = self.link.session_id
             left_s = max(end - loop.time(), 0.001)
             try:
                 result = await connection.call(tool, arguments, timeout_s=left_s, episode=episode, tell=self._is_own)
@@ -144,8 +168,8 @@ class HttpSession:
                     raise EnvironmentLostError(str(error), server=connection.name) from error
                 lost = error
                 # Of several calls that are told so, the first one begins the new session.
-                if self._link.session_id == session_id:
-                    self._link.forget()
+                if self.link.session_id == session_id:
+                    self.link.forget()
                     connection.protocol = None
             else:
                 self._was_called = True
@@ -159,7 +183,7 @@ class HttpSession:
 
     async def close(self) -> None:
         """End the session."""
-        await self._link.close()
+        await self.link.close()
 
 
 @attrs.frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +21,14 @@ from typing import Any
 
 import attrs
 
+from agentrl_core.api.tools import SERVER_OUTPUT
 from agentrl_core.errors import ToolServerError
 from agentrl_mcp import guard
+from agentrl_mcp.backend import FOLDER
+from agentrl_mcp.start_checks import PYTHONS
 
 logger = logging.getLogger(__name__)
+_output = logging.getLogger(SERVER_OUTPUT)
 
 INHERITED = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV"),
@@ -60,7 +66,7 @@ def launch_of(
     """
     folder = folder or Path.cwd()
     first, *rest = command
-    if first in {"python", "python3"}:
+    if first in PYTHONS:
         first = sys.executable
     own = [_absolute(item, folder) for item in (first, *rest)]
     environ = {name: os.environ[name] for name in (*INHERITED, *env_from) if name in os.environ}
@@ -95,10 +101,11 @@ class ServerProcess:
         """Working folder, removed at the end."""
         self._lifeline, theirs = socket.socketpair()
         self._lifeline.setblocking(False)
+        command = [item.replace(FOLDER, self.folder) for item in launch.command]
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - the command of the config
-                [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), self.folder, *launch.command],
-                env=dict(launch.environ),
+                [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), self.folder, *command],
+                env={key: value.replace(FOLDER, self.folder) for key, value in launch.environ.items()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -146,6 +153,14 @@ class ServerProcess:
         """Send a line."""
         if self._input is not None and not self._input.is_closing():
             self._input.write(line + b"\n")
+
+    def unread_bytes(self) -> int:
+        """Return how much of what was written last the process has certainly not read."""
+        if self._input is None or self._input.is_closing():
+            return 0
+        pipe = self._input.get_extra_info("pipe")
+        held = fcntl.ioctl(pipe.fileno(), termios.FIONREAD, bytes(4))
+        return int.from_bytes(held, sys.byteorder) + self._input.get_write_buffer_size()
 
     def describe_end(self) -> str:
         """Return how the process ended, and what it printed last."""
@@ -206,7 +221,7 @@ class ServerProcess:
         text = line.decode(errors="replace").rstrip()[:_MOST_LINE_CHARS]
         if text:
             self._said.append(text)
-            logger.debug("%s printed: %s", self._launch.name, text)
+            _output.debug("%s printed: %s", self._launch.name, text)
 
 
 class _Lines(asyncio.Protocol):

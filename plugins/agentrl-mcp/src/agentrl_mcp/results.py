@@ -10,6 +10,9 @@ from typing import Any
 from agentrl_core.api.tools import ToolResult, ToolSpec
 from agentrl_core.errors import InvalidResultError, ToolServerError
 
+BLOCK = "mcp"
+"""Key of the block as the server sent it, in a part whose text only tells of it."""
+_MOST_KEPT_CHARS = 1 << 18
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -31,6 +34,12 @@ def spec_of(tool: object, *, server: str) -> ToolSpec:
         read_only=hints.get("readOnlyHint") is True,
         idempotent=hints.get("idempotentHint") is True,
     )
+
+
+def needs_task(tool: Mapping[str, Any]) -> bool:
+    """Return whether a tool can only be called as a task, which agentrl does not do: it waits for results."""
+    execution = tool.get("execution")
+    return isinstance(execution, Mapping) and execution.get("taskSupport") == "required"
 
 
 def result_of(answer: Mapping[str, Any], *, tool: str) -> ToolResult:
@@ -57,24 +66,32 @@ def _part(block: object, tool: str) -> Mapping[str, Any]:  # noqa: PLR0911 - one
             return {"type": "text", "text": text}
         case {"type": "image", "data": str(data), "mimeType": str(mime)}:
             return _image(data, mime, tool)
-        case {"type": "audio", "mimeType": str(mime)}:
-            return {"type": "text", "text": f"[audio of type {mime}, which cannot be shown]"}
-        case {"type": "resource", "resource": {"uri": str(uri), "text": str(text)}}:
-            return {"type": "text", "text": text, "uri": uri}
+        case {"type": "audio", "data": str(data), "mimeType": str(mime)}:
+            _size(data, tool)
+            return {"type": "text", "text": f"[audio of type {mime}, which cannot be shown]", **_kept(block, data)}
+        case {"type": "resource", "resource": {"uri": str(uri), "text": str(text), **rest}}:
+            mime = _text(rest.get("mimeType"))
+            return {"type": "text", "text": text, "uri": uri} | ({"mimeType": mime} if mime else {})
         case {"type": "resource", "resource": {"uri": str(uri), "blob": str(data), **rest}}:
             mime = _text(rest.get("mimeType")) or "application/octet-stream"
             if mime.startswith("image/"):
                 return {**_image(data, mime, tool), "uri": uri}
-            return {"type": "text", "text": f"[{mime}, {_size(data, tool)} bytes: {uri}]", "uri": uri}
+            text = f"[{mime}, {_size(data, tool)} bytes: {uri}]"
+            return {"type": "text", "text": text, "uri": uri, **_kept(block, data)}
         case {"type": "resource_link", "uri": str(uri), **rest}:
             about = " ".join(filter(None, (_text(rest.get("name")), _text(rest.get("description")))))
-            return {"type": "text", "text": f"[{about}]({uri})" if about else uri, "uri": uri}
+            return {"type": "text", "text": f"[{about}]({uri})" if about else uri, "uri": uri, **_kept(block)}
     raise InvalidResultError(f"{tool}: its result has a content block of an unknown form: {_shown(block)}")
 
 
 def _image(data: str, mime: str, tool: str) -> dict[str, Any]:
     _size(data, tool)
     return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{data}"}}
+
+
+def _kept(block: object, data: str = "") -> dict[str, Any]:
+    """Return the block itself, for those who serve it on; not if it is so large that results would be refused."""
+    return {BLOCK: block} if len(data) <= _MOST_KEPT_CHARS else {}
 
 
 def _size(data: str, tool: str) -> int:

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import ConfigError, EnvironmentLostError
+from agentrl_core.types import ToolOutcome
+from agentrl_mcp import results
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -50,8 +52,9 @@ async def serve(
 
 def server_of(tools: EpisodeTools) -> Server[Any]:
     """Return a server object of the SDK that has these tools."""
+    from mcp import MCPError
     from mcp.server import Server
-    from mcp_types import ListToolsResult, Tool, ToolAnnotations
+    from mcp_types import INVALID_PARAMS, ListToolsResult, Tool, ToolAnnotations
 
     async def list_tools(_: ServerRequestContext, __: PaginatedRequestParams | None) -> ListToolsResult:
         found = [
@@ -72,6 +75,8 @@ def server_of(tools: EpisodeTools) -> Server[Any]:
             from agentrl_core.api.tools import ToolResult
 
             return wire_result(ToolResult.of_text(str(error), is_error=True))
+        if shown.outcome is ToolOutcome.UNKNOWN_TOOL:
+            raise MCPError(code=INVALID_PARAMS, message=shown.result.text)
         return wire_result(shown.result)
 
     return Server("agentrl", version=version("agentrl-mcp"), on_list_tools=list_tools, on_call_tool=call_tool)
@@ -88,16 +93,33 @@ def wire_result(result: ToolResult) -> CallToolResult:
 
 
 def _block(part: Mapping[str, Any]) -> ContentBlock:
-    from mcp_types import EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
+    from mcp_types import (
+        BlobResourceContents,
+        ContentBlock,
+        EmbeddedResource,
+        ImageContent,
+        ResourceLink,
+        TextContent,
+        TextResourceContents,
+    )
+    from pydantic import TypeAdapter
 
     match part:
+        case {results.BLOCK: block}:
+            found: ContentBlock = TypeAdapter(ContentBlock).validate_python(block)
+            return found
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             head, comma, data = url.partition(";base64,")
-            if comma and head.startswith("data:"):
-                return ImageContent(type="image", data=data, mime_type=head.removeprefix("data:"))
-            return ResourceLink(type="resource_link", name="image", uri=url)
+            if not comma or not head.startswith("data:"):
+                return ResourceLink(type="resource_link", name="image", uri=url)
+            mime = head.removeprefix("data:")
+            if uri := part.get("uri"):
+                image = BlobResourceContents(uri=uri, blob=data, mime_type=mime)
+                return EmbeddedResource(type="resource", resource=image)
+            return ImageContent(type="image", data=data, mime_type=mime)
         case {"type": "text", "text": str(text), "uri": str(uri)}:
-            return EmbeddedResource(type="resource", resource=TextResourceContents(uri=uri, text=text))
+            page = TextResourceContents(uri=uri, text=text, mime_type=part.get("mimeType"))
+            return EmbeddedResource(type="resource", resource=page)
     return TextContent(type="text", text=str(part.get("text", "")))
 
 

@@ -1,8 +1,9 @@
-"""Way to a server that is one process for all episodes, started again when it has ended."""
+"""Way to a server that is one process for all episodes, started again when it has ended or hangs."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,15 @@ if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode, ToolResult
     from agentrl_mcp.process import Launch
 
+logger = logging.getLogger(__name__)
+
 _BACKOFF = Backoff(first_s=0.2, longest_s=10.0)
 """Waits before a process that has ended, again and again, is started anew; the first start is at once."""
+
+_PING_AFTER, _PING_FOR = 0.5, 0.25
+"""Shares of a call's time limit: after the first one without a word of the process, it is sent a `ping`, and has the
+second one for an answer. The rest is for the other calls, which a process that hangs delays as well."""
+_LEAST_PING_S = 2.0
 
 
 @attrs.frozen(eq=False)
@@ -72,18 +80,19 @@ class SharedProcess:
         self._not_before = 0.0
         self.generation = 0
         """Number of the process, counted from 1."""
+        self._pinging: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process and list its tools."""
         self._started = await Started.of(self._launch, self._facts, self.listing)
         self.generation = 1
 
-    async def ready(self) -> Connection:
-        """Return the connection to the process; start it if it has ended. Raises `ToolNotSentError`."""
+    async def ready(self) -> Started:
+        """Return the process; start it if it has ended. Raises `ToolNotSentError`."""
         async with self._starting:
             loop = asyncio.get_running_loop()
             if self._started is not None and self._started.link.is_alive:
-                return self._started.connection
+                return self._started
             await asyncio.sleep(max(self._not_before - loop.time(), 0.0))
             if self._started is not None:
                 await self._started.link.close()
@@ -97,11 +106,40 @@ class SharedProcess:
             finally:
                 self._not_before = loop.time() + wait_s
             self.generation += 1
-            return self._started.connection
+            return self._started
 
     def note_answer(self) -> None:
         """Note that the process works."""
         self._failures = 0
+
+    def watch(self, started: Started, limit_s: float) -> asyncio.TimerHandle:
+        """Watch the process from now on, when a call is sent; the caller cancels the handle when the call ends.
+
+        A process that says nothing to anybody, and gives no answer to a `ping`, is ended.
+        """
+        loop = asyncio.get_running_loop()
+        return loop.call_later(_PING_AFTER * limit_s, self._suspect, started, loop.time(), limit_s)
+
+    def _suspect(self, started: Started, since: float, limit_s: float) -> None:
+        if started.link.is_alive and started.link.heard_at < since and (not self._pinging or self._pinging.done()):
+            self._pinging = asyncio.get_running_loop().create_task(self._end_if_hung(started, since, limit_s))
+
+    async def _end_if_hung(self, started: Started, since: float, limit_s: float) -> None:
+        ping_s = max(_PING_FOR * limit_s, _LEAST_PING_S)
+        try:
+            await started.connection.ping(timeout_s=ping_s)
+        except LinkLostError:
+            return
+        except DeliveryUnknownError:
+            if started.link.heard_at >= since:
+                return
+            silent_s = asyncio.get_running_loop().time() - since
+            started.link.give_up(
+                f"{self.name}: hangs: it said nothing for {silent_s:.3g} s and did not answer a ping within "
+                f"{ping_s:.3g} s, so its process was ended, and the next call starts a new one"
+            )
+            logger.warning("%s", started.link.hung)
+            await started.link.close()
 
     async def open(self, episode: ToolEpisode) -> SharedProcessChannel:
         """Return the way of an episode."""
@@ -109,10 +147,12 @@ class SharedProcess:
 
     async def relist(self) -> None:
         """List the tools again."""
-        await self.listing.read(await self.ready(), self.limit_s)
+        await self.listing.read((await self.ready()).connection, self.limit_s)
 
     async def close(self) -> None:
         """End the process."""
+        if self._pinging is not None:
+            self._pinging.cancel()
         async with self._starting:
             if self._started is not None:
                 await self._started.link.close()
@@ -142,17 +182,15 @@ class SharedProcessChannel:
         for _ in range(2):
             try:
                 async with asyncio.timeout_at(end):
-                    connection = await self._server.ready()
+                    started = await self._server.ready()
             except TimeoutError:
                 raise not_sent(self._server.name, TimeoutError("the server's process is not ready")) from None
-            self._check(connection.name)
+            self._check()
+            left_s = max(end - loop.time(), 0.001)
+            watch = self._server.watch(started, left_s)
             try:
-                result = await connection.call(
-                    tool,
-                    arguments,
-                    timeout_s=max(end - loop.time(), 0.001),
-                    episode=self._episode,
-                    tell=self._keeps_state,
+                result = await started.connection.call(
+                    tool, arguments, timeout_s=left_s, episode=self._episode, tell=self._keeps_state
                 )
             except LinkLostError as error:
                 if error.sent:
@@ -161,13 +199,16 @@ class SharedProcessChannel:
             else:
                 self._server.note_answer()
                 return result
-        raise not_sent(connection.name, lost)
+            finally:
+                watch.cancel()
+        raise not_sent(self._server.name, lost)
 
-    def _check(self, name: str) -> None:
+    def _check(self) -> None:
         """Raise `EnvironmentLostError` if what the server kept for the episode ended with an earlier process."""
         if not self._generation:
             self._generation = self._server.generation
         elif self._keeps_state and self._generation != self._server.generation:
+            name = self._server.name
             raise EnvironmentLostError(f"{name}: the server's process ended, and a new one was started", server=name)
 
     async def close(self) -> None:

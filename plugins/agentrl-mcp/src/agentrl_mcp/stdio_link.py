@@ -40,6 +40,14 @@ class StdioLink:
         self._waiting: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._inquire: dict[int, Inquire] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self._written = 0
+        """Bytes that were written so far."""
+        self._ends: dict[int, int] = {}
+        """Request under way -> number of bytes that were written up to its end."""
+        self.hung = ""
+        """Reason for which the process was given up; empty while it works."""
+        self.heard_at = 0.0
+        """Time of the event loop at which the process said something last."""
         self._unread = ""
         """Fault of the last line that could not be read, for the message about an answer that does not come."""
 
@@ -55,7 +63,7 @@ class StdioLink:
     @property
     def is_alive(self) -> bool:
         """Whether the process runs, as far as is known."""
-        return self._process.is_alive
+        return self._process.is_alive and not self.hung
 
     async def request(
         self,
@@ -68,13 +76,13 @@ class StdioLink:
     ) -> Answer:
         """Send a request, as `Link.request` says."""
         if not self.is_alive:
-            await self._process.reported(_REPORT_S)
-            raise LinkLostError(self._process.describe_end(), sent=False)
+            raise await self._lost(sent=False)
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         if inquire is not None:
             self._inquire[number] = inquire
-        self._process.write(request_bytes(number, method, params))
+        self._write(request_bytes(number, method, params))
+        self._ends[number] = self._written
         try:
             async with asyncio.timeout(timeout_s):
                 return result_in(await answer)
@@ -87,22 +95,41 @@ class StdioLink:
         except asyncio.CancelledError:
             self._cancel(number)
             raise
-        except LinkLostError:
-            await self._process.reported(_REPORT_S)
-            raise LinkLostError(self._process.describe_end(), sent=True) from None
+        except LinkLostError as error:
+            raise await self._lost(sent=error.sent) from None
         except ValueError as error:
             raise InvalidResultError(f"{self._name}: its response is {error}") from None
         finally:
-            del self._waiting[number]
+            del self._waiting[number], self._ends[number]
             self._inquire.pop(number, None)
+
+    async def _lost(self, *, sent: bool) -> LinkLostError:
+        if not self.hung:
+            await self._process.reported(_REPORT_S)
+        return LinkLostError(self.hung or self._process.describe_end(), sent=sent)
+
+    def _write(self, line: bytes) -> None:
+        self._process.write(line)
+        self._written += len(line) + 1
+
+    def give_up(self, reason: str) -> None:
+        """Fail the requests under way, because the process hangs; what it has not read was not sent.
+
+        `close` then ends the process.
+        """
+        self.hung = reason
+        read = self._written - self._process.unread_bytes()
+        for number, waiting in self._waiting.items():
+            if not waiting.done():
+                waiting.set_exception(LinkLostError(reason, sent=self._ends[number] <= read))
 
     def _cancel(self, number: int) -> None:
         params = {"requestId": number, "reason": "no longer needed"}
-        self._process.write(notification_bytes("notifications/cancelled", params))
+        self._write(notification_bytes("notifications/cancelled", params))
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification."""
-        self._process.write(notification_bytes(method, params))
+        self._write(notification_bytes(method, params))
 
     async def close(self) -> None:
         """End the process and everything that it started."""
@@ -112,6 +139,7 @@ class StdioLink:
 
     def _read(self, line: bytes) -> None:
         """Handle a line of the server."""
+        self.heard_at = asyncio.get_running_loop().time()
         if len(line) > self._most_bytes:
             self._fail_one(line, InvalidResultError(f"{self._name}: a line has more than {self._most_bytes} bytes"))
             return
@@ -153,7 +181,7 @@ class StdioLink:
     async def _answer(self, message: Mapping[str, Any]) -> None:
         """Answer a request of the server, for the oldest call: it does not say which one it belongs to."""
         inquire = next(iter(self._inquire.values()), None)
-        self._process.write(await answer_inquiry(message, inquire))
+        self._write(await answer_inquiry(message, inquire))
 
     def _end_waits(self) -> None:
         for waiting in self._waiting.values():

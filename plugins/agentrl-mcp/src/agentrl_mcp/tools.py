@@ -12,7 +12,8 @@ import attrs
 
 from agentrl_core.api.tools import Isolation  # noqa: TC001 - options get their types at run time
 from agentrl_core.errors import ConfigError, ToolServerError
-from agentrl_mcp.backend import Facts, not_sent
+from agentrl_mcp.backend import FOLDER, Facts, not_sent
+from agentrl_mcp.oauth import Login, OAuth
 from agentrl_mcp.rpc import LinkLostError, RpcError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class MCPTools:
     that returns one.
 
     `isolation`: `shared` (default of `url` and `server`), `session`, or `process` (default of `command`), for which
-    `warm` processes wait ready. `headers_env`: header -> variable of the environment with its value, such as a key;
+    `warm` processes wait ready; `{folder}` in `command` and `env` is then the episode's own folder. `headers_env`:
+    header -> variable of the environment with its value, such as a key; `oauth`: how to get an access token;
     `env_from`: variables that the process gets from the run's environment. `elicitation`: `file.py:name` of a function
     that answers what the server asks the user. `max_message_bytes`: largest message of the server that is read.
     """
@@ -47,6 +49,7 @@ class MCPTools:
         env_from: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
         headers_env: Mapping[str, str] | None = None,
+        oauth: OAuth | None = None,
         proxy: str | None = None,
         max_connections: int = 64,
         protocol: Version = "auto",
@@ -62,6 +65,7 @@ class MCPTools:
             {
                 **dict.fromkeys(("env", "env_from"), ("command", env or env_from)),
                 **dict.fromkeys(("headers", "headers_env", "proxy"), ("url", headers or headers_env or proxy)),
+                "oauth": ("url", oauth is not None),
             },
         )
         self.isolation: Isolation = isolation or ("process" if command else "shared")
@@ -71,6 +75,10 @@ class MCPTools:
             raise ValueError("protocol: a `server` of this process is called without a handshake")
         if "{episode}" in url and self.isolation != "session":
             raise ValueError("url: {episode} in it needs `isolation: session`")
+        if self.isolation != "process" and any(FOLDER in text for text in (*command, *(env or {}).values())):
+            raise ValueError(
+                f"{FOLDER} in `command` or `env` needs `isolation: process`: it is the episode's own folder"
+            )
         for option, value in (
             ("warm", warm + 1),
             ("max_connections", max_connections),
@@ -81,11 +89,25 @@ class MCPTools:
         self._url, self._command, self._server = url, tuple(command), server
         self._warm, self._env, self._env_from = warm, dict(env or {}), tuple(env_from)
         self._headers, self._headers_env = dict(headers or {}), dict(headers_env or {})
+        self._oauth = oauth
         self._proxy, self._max_connections = proxy, max_connections
         self._protocol, self._elicitation = protocol, elicitation
         self._start_timeout_s, self._most_bytes = start_timeout_s, max_message_bytes
         self._name, self._folder = name, config_dir
         self._backend: Backend | None = None
+
+    def check_start(self, *, connect: bool) -> None:
+        """Raise `ConfigError` if there is no such program or script; with `connect` also if nothing has the address."""
+        from agentrl_mcp.start_checks import check_address, check_command
+
+        if self._command:
+            check_command(self._command, self._env, self._folder or Path.cwd())
+        if self._url and connect:
+            try:
+                _from_environment(self._headers_env, self._name)
+            except ToolServerError as error:
+                raise ConfigError(str(error).removeprefix(f"{self._name}: ")) from None
+            check_address(self._url, self._proxy, self._start_timeout_s)
 
     async def start(self) -> None:
         """Connect, or start the first processes, and list the tools; `ToolServerError` if there is no such server."""
@@ -118,12 +140,18 @@ class MCPTools:
         if self._url:
             from agentrl_mcp.http_server import HttpServer
 
+            login = None
+            if self._oauth is not None:
+                # The server is the same one for all episodes, whatever the path says.
+                url = self._url.partition("?")[0]
+                login = Login(self._oauth, url=url, name=self._name, proxy=self._proxy)
             return HttpServer(
                 self._url,
                 facts,
                 headers=self._headers | _from_environment(self._headers_env, self._name),
                 proxy=self._proxy,
                 max_connections=self._max_connections,
+                login=login,
             )
         if self._command:
             from agentrl_mcp.process import launch_of
