@@ -2,8 +2,12 @@
 
 import contextlib
 
+import httpx2
 import pytest
 from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+KEY = "a key of sixteen bytes and more"
 
 
 def text_of(result):
@@ -27,3 +31,24 @@ async def tools_of(server):
 @pytest.fixture(scope="session")
 def connect():
     return tools_of
+
+
+@pytest.fixture(scope="session")
+def key():
+    return KEY
+
+
+@contextlib.asynccontextmanager
+async def client_of(url, **options):
+    """Yield a client of a server over HTTP, with its key."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        Client(streamable_http_client(url, http_client=http), **options) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="session")
+def connect_http():
+    return client_of

@@ -119,12 +119,12 @@ def test_a_fork_does_not_remove_the_folders(folders):
     assert path.exists()
 
 
-def test_the_episode_comes_from_meta_header_or_url(tmp_path):
+def test_the_episode_comes_from_meta_header_or_url(key, tmp_path):
     """All three over HTTP, as a client of agentrl sends them."""
     import httpx2
 
     command = [sys.executable, "-m", "agentrl_tool_servers.files", "--http", "0"]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"TMPDIR": str(tmp_path), "TOOL_SERVER_KEY": key}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             url = process.stderr.readline().split()[-1]
@@ -137,6 +137,7 @@ def test_the_episode_comes_from_meta_header_or_url(tmp_path):
                     "io.modelcontextprotocol/clientCapabilities": {},
                 }
                 standard = {
+                    "Authorization": key,
                     "Accept": "application/json, text/event-stream",
                     "MCP-Protocol-Version": "2026-07-28",
                     "Mcp-Method": "tools/call",

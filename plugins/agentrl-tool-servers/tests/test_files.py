@@ -40,6 +40,13 @@ def test_files_are_written_read_listed_and_removed(folder):
         folder.read("a/d.txt")
 
 
+def test_no_name_that_an_episode_makes_keeps_others_from_writing(folder):
+    for name in (f".{os.getpid()}.begun", ".begun", "begun"):
+        folder.write(f"{name}/x", "")
+    folder.write("a.txt", "text")
+    assert folder.read("a.txt") == "text"
+
+
 @pytest.mark.parametrize("path", ["../secret", "a/../../secret", "..", "a/..", "/../secret"])
 def test_no_path_leaves_the_folder(folder, path):
     for action in (folder.read, folder.entries, folder.remove, lambda path: folder.write(path, "x")):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +72,8 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                     raise ToolError(f"'{path}' is not a file")
-            begun = f".{os.getpid()}.begun"
+            # A name that nobody can guess: another episode could take it, and no write would succeed.
+            begun = f".{secrets.token_hex(8)}.begun"
             descriptor = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
             try:
                 with os.fdopen(descriptor, "wb") as file:

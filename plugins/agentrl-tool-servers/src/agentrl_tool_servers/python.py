@@ -15,8 +15,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
-from agentrl_code.sandbox import SHARED, Limits, SandboxLostError, best_level, own_folder, refusal_of
 from agentrl_tool_servers import command
+
+try:
+    from agentrl_code.sandbox import SHARED, Limits, SandboxLostError, best_level, own_folder, refusal_of
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("the server `python` needs the package agentrl-code: install it") from error
 
 if TYPE_CHECKING:
     from agentrl_code.inside.levels import Level
