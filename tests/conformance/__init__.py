@@ -1,0 +1,1 @@
+"""Checks of the gateway and of agentrl's tools by what others specify: `nox -s conformance`."""
