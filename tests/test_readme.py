@@ -42,15 +42,20 @@ chat, model_dir, engine, database, online, store, make_gateway, gateway, make_re
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+AGENTS = (ROOT / "cookbook/agents.md").read_text(encoding="utf-8")
+GATEWAY = (ROOT / "cookbook/gateway.md").read_text(encoding="utf-8")
+PLUGINS = (ROOT / "plugins/README.md").read_text(encoding="utf-8")
+GPU = (ROOT / "cookbook/gpu.md").read_text(encoding="utf-8")
+DEMONSTRATIONS = (ROOT / "cookbook/demonstrations.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "cookbook/models.md").read_text(encoding="utf-8")
 GROUPS = (ROOT / "cookbook/groups.md").read_text(encoding="utf-8")
 ADVANTAGES = (ROOT / "cookbook/advantages.md").read_text(encoding="utf-8")
 (OWN_ADVANTAGE,) = re.findall(r"```python\n(.*?)```", ADVANTAGES, re.DOTALL)
 
 
-def block(language: str, containing: str) -> str:
-    found = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if containing in text]
-    assert len(found) == 1, f"the README has {len(found)} {language} blocks with {containing!r}"
+def block(language: str, containing: str, page: str = README) -> str:
+    found = [text for text in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if containing in text]
+    assert len(found) == 1, f"the page has {len(found)} {language} blocks with {containing!r}"
     return found[0]
 
 
@@ -85,9 +90,17 @@ def test_the_config_of_a_fine_tuning_is_valid(tmp_path):
 
 def test_the_config_of_agents_in_processes_is_valid(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(block("yaml", "my_agent.py:MathAgent") + block("yaml", "mode: subproc"), encoding="utf-8")
+    path.write_text(block("yaml", "my_agent.py:MathAgent") + block("yaml", "mode: subproc", AGENTS), encoding="utf-8")
     agent = config.load(path, []).run.rollout.agent
     assert (agent.mode, agent.python, agent.subproc_max_memory_mb) == ("subproc", "envs/camel/bin/python", 2000)
+
+
+def test_the_demonstration_of_its_page_is_one(tmp_path):
+    from agentrl_core.data.demonstrations import load_demonstrations
+
+    lines = [" ".join(block("json", "tool_calls", DEMONSTRATIONS).split())]
+    (tmp_path / "demos.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert len(load_demonstrations(tmp_path / "demos.jsonl")) == 1
 
 
 def test_the_agent_of_the_first_screen_runs():
@@ -114,8 +127,8 @@ def test_the_six_line_scorer_package_installs_and_scores(tmp_path):
     package.mkdir()
     build = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
     wheel = '[tool.hatch.build.targets.wheel]\ninclude = ["gsm8k_scorer.py"]\n'
-    (package / "pyproject.toml").write_text(build + block("toml", "agentrl-gsm8k") + wheel, encoding="utf-8")
-    (package / "gsm8k_scorer.py").write_text(block("python", "def score(request"), encoding="utf-8")
+    (package / "pyproject.toml").write_text(build + block("toml", "agentrl-gsm8k", PLUGINS) + wheel, encoding="utf-8")
+    (package / "gsm8k_scorer.py").write_text(block("python", "def score(request", PLUGINS), encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site)]
     subprocess.run([*pip, str(package)], check=True)
     program = f"""
@@ -145,7 +158,7 @@ print(json.dumps([registry.describe("scorers", "gsm8k"), ask("It is $42."), ask(
 )
 def test_the_six_line_scorer_judges_plain_replies(reply, score):
     scope = {}
-    exec(block("python", "def score(request"), scope)
+    exec(block("python", "def score(request", PLUGINS), scope)
     task = Task(id="t1", data={"messages": []}, answer="42", scorer="gsm8k")
     record = Record(id="r", run_id="x", task_id="t1", group_id="g", sample_index=0)
     assert scope["score"](early_request(task, record, reply, ())) == score
@@ -156,7 +169,7 @@ def test_the_clients_of_the_table_are_those_of_the_matrix():
         pytest.importorskip(package)
     from tests.matrix.clients import CLIENTS
 
-    cells = re.findall(r"^\| (?:OpenAI|Anthropic|models).*\| ([^|]+) \|$", README, re.MULTILINE)
+    cells = re.findall(r"^\| (?:OpenAI|Anthropic|models).*\| ([^|]+) \|$", GATEWAY, re.MULTILINE)
     assert {name for cell in cells for name in cell.split(", ")} == {client.name.split()[0] for client in CLIENTS}
 
 
@@ -168,7 +181,7 @@ def test_the_upstream_of_the_example_is_one():
 def test_ids_of_replies_key_rewards_in_the_anthropic_example(gateway, session, engine, store):
     pytest.importorskip("anthropic")
     scope: dict = {}
-    exec(block("python", "class TwiceAgent"), scope)  # the README's own text
+    exec(block("python", "class TwiceAgent", AGENTS), scope)  # the README's own text
     engine.replies = ["4", "six"]
     questions = [{"text": "2 + 2?", "answer": "4"}, {"text": "3 + 3?", "answer": "6"}]
     given = {"base_url": session.base_url, "api_key": session.api_key, "http_client": gateway.http_client}
@@ -192,7 +205,7 @@ def test_the_agent_from_elsewhere_plays_an_episode_of_the_run(online, database, 
         while not rest.gateway.leases.waiting:
             await asyncio.sleep(0)
         scope: dict = {}
-        await asyncio.to_thread(exec, block("python", "import httpx2"), scope)  # the README's own text
+        await asyncio.to_thread(exec, block("python", "import httpx2", AGENTS), scope)  # the README's own text
         scope["gateway"].close()
         return scope["session"], await episode
 
@@ -210,6 +223,15 @@ def test_each_section_of_models_md_is_a_valid_config(text, tmp_path):
     (tmp_path / "config.yaml").write_text(
         f"{model}data: tasks.jsonl\nrollout: {{agent: {{mode: online}}}}\n{text}", encoding="utf-8"
     )
+    assert check_config(config.load(tmp_path / "config.yaml"))[0] == []
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", GPU, re.DOTALL))
+def test_each_config_of_gpu_md_is_valid(text, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
+    (tmp_path / "agent.py").write_text("def run(data):\n    return 1.0\n", encoding="utf-8")
+    text = re.sub(r"\{path: [^,]+,", "{use: tiny,", text.replace("cuda:0", "cpu"))  # what this machine has
+    (tmp_path / "config.yaml").write_text(f"data: tasks.jsonl\nworkflow: agent.py:run\n{text}", encoding="utf-8")
     assert check_config(config.load(tmp_path / "config.yaml"))[0] == []
 
 
@@ -287,6 +309,6 @@ def test_every_file_that_the_readme_links_exists(link):
 
 def test_every_file_that_the_architecture_page_names_exists():
     page = (ROOT / "cookbook" / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page)) - {"src/agentrl_core/"}
+    named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page)) - {"src/agentrl_core/", "plugins/", "cookbook/"}
     assert len(named) > 40
     assert [name for name in named if not (ROOT / "src" / "agentrl_core" / name).exists()] == []

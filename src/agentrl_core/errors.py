@@ -58,6 +58,12 @@ class RunError(AgentRLError):
     """The run cannot go on; everything stored so far stays."""
 
 
+class NothingLearnedError(RunError):
+    """No step of a run changed the weights."""
+
+    exit_code = 3
+
+
 class StoreError(RunError):
     """The store refused or lost a write (full disk, foreign schema, broken file)."""
 
@@ -72,6 +78,10 @@ class ClaimLostError(StoreError):
 
 class MemberError(StoreError):
     """A process may not take part in the run, such as a second trainer, or one with other packages."""
+
+
+class LostError(MemberError):
+    """The process was declared lost: its heartbeats had stopped for longer than its lease."""
 
 
 class EngineError(RunError):

@@ -150,7 +150,11 @@ class Interaction:
     """
 
     id: str
-    """Response id that the agent's SDK shows, unique across runs (`chatcmpl-…`)."""
+    """Response id that the agent's SDK shows (`chatcmpl-…`), unique in its record.
+
+    It is derived from seed, slot and number of the call, because ids reach prompts through tool calls: the same call of
+    a slot that is sampled again, or of another run of the seed, has the same id. Join by `record_id` and `id`.
+    """
     record_id: str
     seq: int
     """0-based order of completion inside the record."""
@@ -227,6 +231,22 @@ class ToolOutcome(enum.StrEnum):
     """The state of the episode on the server is gone."""
     CANCELLED = "cancelled"
     """The episode ended first."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the tool or its server failed, unlike a call that was refused before."""
+        return self in _TOOL_FAILURES
+
+
+_TOOL_FAILURES = frozenset(
+    {
+        ToolOutcome.TOOL_ERROR,
+        ToolOutcome.INVALID_RESULT,
+        ToolOutcome.NOT_SENT,
+        ToolOutcome.DELIVERY_UNKNOWN,
+        ToolOutcome.ENVIRONMENT_LOST,
+    }
+)
 
 
 @attrs.frozen(kw_only=True)

@@ -34,6 +34,7 @@ def main() -> None:
     rows: list[Row] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are ended, too
     notes = list(BARS)
+    lost = ""
     for case in arguments.cases:
         print(f"{case} …", file=sys.stderr, flush=True)  # noqa: T201 - all of it takes many minutes
         if case in ours.CASES:
@@ -42,10 +43,12 @@ def main() -> None:
         with compare.contenders() as (running, missing):
             notes += missing
             rows += uvloop.run(compare.compare(running, calls=arguments.peer_calls, repeats=arguments.repeats))
-            found, lacking = uvloop.run(compare.capabilities(running))
+            found, lacking, lost = uvloop.run(compare.capabilities(running))
             rows += found
             notes += lacking
     report("gateway", rows, better="less is better, but for fidelity_score", notes=notes)
+    if lost:
+        sys.exit(f"error: the gateway's answers lack {lost}; a figure of answers that are worse measures nothing")
 
 
 if __name__ == "__main__":

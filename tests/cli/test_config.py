@@ -240,8 +240,8 @@ def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl, mon
     code, output, _ = agentrl("check", "config.yaml")
     assert code == 0
     assert output == (
-        "note: tasks.jsonl: 2 tasks name no scorer, and the default one, 'agentcpm', is not installed "
-        f"({pip_install('agentrl-judge')}): the workflow must return their rewards\nok\n"
+        "note: tasks.jsonl: 2 tasks name no scorer: the workflow must return their rewards, or set "
+        "data.default_scorer: exact_match (or numeric, for numbers), or name a `scorer` in the task\nok\n"
     )
     code, output, _ = agentrl("check", "config.yaml", "data.default_scorer=numeric")
     assert code == 0
@@ -276,9 +276,9 @@ def test_check_refuses_a_workflow_without_rewards_where_no_scorer_gives_them(fol
     write_tasks(folder / "tasks.jsonl", [{"id": "a", "query": "q", "answer": "b"}, {"id": "c", "query": "q"}])
     code, _, errors = agentrl("check", "config.yaml", f"workflow={workflow}")
     assert code == 2
-    assert "2 tasks name no scorer, and the default one, 'agentcpm', is not installed" in errors[0]
-    assert errors[0].endswith(
-        "set data.default_scorer (for example exact_match or numeric), or name a scorer in each task"
+    assert errors[0] == (
+        "error: tasks.jsonl: 2 tasks name no scorer: set data.default_scorer: exact_match (or numeric, for numbers), "
+        "or name a `scorer` in the task"
     )
     code, _, errors = agentrl("check", "config.yaml", f"workflow={workflow}", "data.default_scorer=exact_match")
     assert (code, len(errors)) == (2, 1)

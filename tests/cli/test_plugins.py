@@ -224,3 +224,4 @@ def test_an_unknown_command_names_the_nearest(cli):
     code, out, err = cli("grete")
     assert (code, out) == (2, "")
     assert err.startswith("error: no command named 'grete' (did you mean greet?)")
+    assert "plugins-" not in cli("eval")[2]

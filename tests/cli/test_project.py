@@ -64,6 +64,36 @@ def test_tasks_that_are_there_stay(folder):
     assert config.load(folder / "config.yaml").run.workflow.use == "my_package.agents.Mine"
 
 
+AGENTS = """
+from framework import Agent, Answer
+agent = Agent()
+def make(): return Agent()
+async def rewards(data, *, base_url): return 1.0
+async def leaves(data): return None
+class Rewards:
+    async def run(self, data): return {"id": 1.0}
+class Leaves:
+    async def run(self, data):
+        if not data: return
+        return Answer("4")
+class Crew(Agent): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "scorer"),
+    [
+        *((name, "exact_match") for name in ("agent", "make", "leaves", "Leaves", "Crew")),
+        *((name, None) for name in ("rewards", "Rewards", "gone")),
+    ],
+)
+def test_an_agent_without_rewards_gets_a_scorer(folder, name, scorer):
+    Path("mine.py").write_text(AGENTS, encoding="utf-8")
+    write_config(folder, f"mine.py:{name}")
+    assert config.load(folder / "config.yaml").run.data.default_scorer == scorer
+    assert "default_scorer: exact_match" in (folder / "config.yaml").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("agent", "told"), [("Agent", "expected file.py:name"), ("gone.py:run", "no file gone.py")])
 def test_an_agent_that_is_not_there_is_refused(folder, agent, told):
     with pytest.raises(UsageError, match=told):

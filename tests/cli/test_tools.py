@@ -8,6 +8,7 @@ from agentrl_core.cli import main
 
 TOOLS = '''
 from agentrl_core.api.tools import ToolResult
+from agentrl_core.errors import ConfigError
 
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""
@@ -26,6 +27,15 @@ class Down:
         raise ConnectionError("refused")
     async def open(self, episode): ...
     async def close(self): ...
+
+class Missing(Down):
+    def check_start(self, *, connect):
+        raise ConfigError("command: there is no such program")
+
+class Away(Down):
+    def check_start(self, *, connect):
+        if connect:
+            raise ConfigError("url: nobody is there")
 '''
 
 
@@ -57,6 +67,14 @@ def test_list_prints_each_tool_with_its_server(agentrl):
     assert facts[0]["parameters"]["required"] == ["a"]
 
 
+def test_list_prints_what_the_tools_field_of_a_demonstration_has(agentrl):
+    offered = json.loads(agentrl("list", "config.yaml", "--openai")[1])
+    assert [tool["type"] for tool in offered] == ["function", "function"]
+    assert offered[0]["function"]["name"] == "my_add"
+    assert offered[0]["function"]["description"] == "Add two numbers."
+    assert offered[0]["function"]["parameters"]["properties"]["a"]["type"] == "integer"
+
+
 def test_call_prints_the_result_that_a_model_is_shown(agentrl):
     assert agentrl("call", "config.yaml", "my_add", '{"a": 3}') == (0, "4\n", "")
     code, out, _ = agentrl("call", "config.yaml", "my_add", '{"a": 3}', "--json")
@@ -71,7 +89,7 @@ def test_options_may_follow_the_name_of_a_tool(agentrl):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["my_add", "{}"], "invalid_arguments: invalid arguments for my_add: 'a' is a required property"),
+        (["my_add", "{}"], 'invalid_arguments: invalid arguments for my_add: "a" is a required property'),
         (["my_ad"], "unknown_tool: there is no tool 'my_ad' (did you mean my_add?); the tools are: my_add, my_fail"),
         (["my_fail"], "tool_error: Error: ValueError: no such page"),
     ],
@@ -131,6 +149,23 @@ def test_serve_names_the_package_to_install(agentrl, monkeypatch):
 def test_config_check_finds_tools_that_cannot_work(agentrl, capsys, overrides, said):
     assert main(["config", "check", "config.yaml", *overrides]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("server", "said"), [("Missing", "command: there is no such program"), ("Away", "url: nobody is there")]
+)
+def test_a_run_whose_server_cannot_start_is_refused_before_anything_is_made(agentrl, capsys, tmp_path, server, said):
+    (tmp_path / "agent.py").write_text("class Agent:\n    async def run(self, data): return 1.0\n")
+    assert main(["run", "config.yaml", f"tools.servers=[{{use: 'cli_tools.py:{server}'}}]"]) == 2
+    assert f"tools.servers.0: {said}" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", [["config", "check", "config.yaml"], ["tools", "list", "config.yaml"]])
+def test_what_is_missing_on_this_machine_is_found_without_starting_a_server(agentrl, capsys, tmp_path, command):
+    (tmp_path / "agent.py").write_text("class Agent:\n    async def run(self, data): return 1.0\n")
+    assert main([*command, "tools.servers=[{use: 'cli_tools.py:Missing'}]"]) == 2
+    assert "tools.servers.0: command: there is no such program" in capsys.readouterr().err
 
 
 def test_config_check_notes_a_server_that_is_down(agentrl, capsys, tmp_path):

@@ -22,10 +22,10 @@ def test_episodes_are_listed_with_outcome_reward_and_tokens(agentrl, make_run):
     result = agentrl("trace", "list", "calm-otter")
     header, scored, failed = result.out.splitlines()
     assert result.code == 0
-    assert " ".join(header.split()) == "RECORD TASK SAMPLE OUTCOME REWARD CALLS PROMPT SAMPLED SECONDS REPLY"
-    row = ["calm-otter-aaaa", "maze", "0", "scored", "1.000", "5", "50", "20", "1.50", "done"]
+    assert " ".join(header.split()) == "RECORD STEP SET TASK SAMPLE OUTCOME REWARD CALLS PROMPT SAMPLED SECONDS REPLY"
+    row = ["calm-otter-aaaa", "0", "train", "maze", "0", "scored", "1.000", "5", "50", "20", "1.50", "done"]
     assert scored.split() == row
-    assert " ".join(failed.split()) == "calm-otter-bbbb hall 1 (try 2) eval failed (ValueError) - 0 0 0 -"
+    assert " ".join(failed.split()) == "calm-otter-bbbb 0 eval hall 1 (try 2) failed (ValueError) - 0 0 0 -"
 
 
 @pytest.mark.parametrize(
@@ -253,6 +253,28 @@ def test_tool_calls_are_shown_at_their_place(agentrl, make_run):
     assert found["tool_calls"][1]["raw"] == [{"type": "text", "text": "a high wall"}]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "attempts"), [(ToolOutcome.INVALID_ARGUMENTS, 0), (ToolOutcome.BLOCKED, 0), (ToolOutcome.NOT_SENT, 3)]
+)
+def test_a_call_that_was_not_sent_is_not_shown_as_sent(outcome, attempts):
+    record = Record(id="r", run_id="run", task_id="t", group_id="g", sample_index=0)
+    call = ToolCall(
+        id="c",
+        record_id="r",
+        seq=0,
+        name="ev_add",
+        tool="add",
+        arguments={"a": "2"},
+        outcome=outcome,
+        attempts=attempts,
+    )
+    shown = "\n".join(
+        line.text for line in episode_lines(Episode(record=record, interactions=(), tool_calls=(call,)), None)
+    )
+    assert f"ev_add  {outcome.value}" in shown
+    assert " sent " not in shown
+
+
 def test_marks_are_listed_counted_and_filtered(agentrl, make_run):
     add_tool_calls(make_run("calm-otter"))
     assert "scored [tool_error, odd\\x1b]" in agentrl("trace", "list", "calm-otter").out
@@ -297,7 +319,7 @@ def test_an_episode_is_shown_with_the_task_of_its_own_set(agentrl, make_run):
     assert "held out" in agentrl("trace", "show", "evaluated").out
     assert "(3, 4)" in agentrl("trace", "show", "calm-otter-aaaa").out
     assert agentrl("trace", "show", "evaluated", "--json").json["task"]["answer"] == "held out"
-    assert agentrl("trace", "list").out.splitlines()[-1].split()[:4] == ["evaluated", "maze", "0", "eval"]
+    assert agentrl("trace", "list").out.splitlines()[-1].split()[:4] == ["evaluated", "0", "eval", "maze"]
 
 
 def test_an_unknown_record_is_named_with_the_nearest(agentrl, make_run):
@@ -383,7 +405,13 @@ def test_an_unknown_run_is_named_with_the_nearest(agentrl, make_run):
     result = agentrl("trace", "list", "calm-oter")
     assert result.code == 2
     assert "no run 'calm-oter' in runs (did you mean calm-otter?)" in result.err
-    assert "(runs there: calm-otter)" in agentrl("trace", "list", "xyz").err
+    for name in ("calm-fox", "wise-owl", "zealous-lynx"):
+        make_run(name)
+    told = agentrl("trace", "list", "wise").err
+    assert "(did you mean wise-owl?)" in told
+    told = agentrl("trace", "list", "xyz").err
+    assert "(the nearest there: " in told
+    assert told.count("-") - told.count("- ") == 3
 
 
 def test_no_runs_at_all_says_how_to_start_one(agentrl, tmp_path):
@@ -405,3 +433,23 @@ def test_a_database_without_a_run_is_named(agentrl, tmp_path):
     result = agentrl("trace", "list", "empty")
     assert result.code == 2
     assert "does not contain a run yet" in result.err
+
+
+def test_control_characters_of_tasks_do_not_reach_the_terminal(agentrl, make_run, write):
+    folder = make_run("calm-otter")
+    evil = Record(
+        id="evil", run_id="calm-otter", task_id="\x1b]0;pwned\x07", group_id="calm-otter-g0", sample_index=1,
+        started_at=104.0,
+    )  # fmt: skip
+    write(folder, lambda store: store.add_record(evil))
+    for command in (("trace", "list"), ("trace", "show", "evil")):
+        told = agentrl(*command).out
+        assert r"\x1b]0;pwned\x07" in told
+        assert "\x1b" not in told
+    assert "\x1b" not in agentrl("trace", "show", "\x1b[2J").err
+
+
+def test_episodes_of_one_step_are_listed(agentrl, make_run):
+    make_run("calm-otter")
+    assert [row["step"] for row in agentrl("trace", "list", "--step", "0", "--json").json] == [0, 0]
+    assert agentrl("trace", "list", "--step", "9", "--json").json == []

@@ -25,8 +25,6 @@ from agentrl_testing.sealed_runs import SealedRun
 OPERATIONAL = {
     "runs": {
         "id",
-        "status",
-        "error",
         "sampling_closed",
         "admitted_steps",
         "replaced",
@@ -38,7 +36,7 @@ OPERATIONAL = {
     "groups": {"run_id", "state", "member_id", "tries", "takeovers"},
     "records": {"sealed_calls"},
     "interactions": {"run_id"},
-    "versions": {"voided", "run_id"},
+    "versions": {"run_id"},
     "tasks": {"run_id"},
     "steps": {"position"},
     "tools": set(),
@@ -325,6 +323,57 @@ def test_a_chain_that_lost_its_end_is_named(copy):
     assert named(check(copy), "the last seals: removed")
     change(copy, "DELETE FROM seals")
     assert named(check(copy), "all seals: removed")
+
+
+@pytest.mark.parametrize(("status", "last"), [("interrupted", 5), ("running", 2)])
+def test_a_chain_that_lost_its_last_seals_is_named_without_the_head(copy, status, last):
+    """A run that was killed has no end, but its records are marked as sealed."""
+    change(copy, f"UPDATE runs SET status = '{status}'", f"DELETE FROM seals WHERE number > {last}")
+    assert named(check(copy), "the last seals: removed")
+
+
+def test_files_that_no_manifest_names_are_named(copy):
+    (copy / "checkpoints/step-3/pytorch_model.bin").write_bytes(b"other weights")
+    assert named(check(copy), "file pytorch_model.bin of checkpoint step-3: added", "a loader may prefer it")
+
+
+def test_a_missing_newest_checkpoint_is_named(copy):
+    shutil.rmtree(copy / "checkpoints/step-1")  # as the run itself removes old ones
+    assert check(copy).intact
+    shutil.rmtree(copy / "checkpoints/step-3")
+    assert named(check(copy), "checkpoint step-3: removed")
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [("model.safetensors", "changed"), ("chat_template.jinja", "removed"), ("pytorch_model.bin", "added")],
+)
+def test_another_policy_before_training_is_named(copy, file, change):
+    path = copy / "model" / file
+    path.unlink() if change == "removed" else path.write_bytes(b"another")
+    assert named(check(copy), f"file of the policy before training, {file}: {change}")
+
+
+def test_a_policy_that_is_gone_is_noted(copy):
+    shutil.rmtree(copy / "model")
+    found = check(copy)
+    assert found.intact
+    assert any("the policy before training was not compared" in note for note in found.notes)
+
+
+def test_a_damaged_seal_does_not_keep_a_run_from_going_on(tmp_path, caplog):
+    folder = tmp_path / "runs" / "calm-otter"
+    run = SealedRun(SQLiteStore(path=folder / "agentrl.db"), folder)
+    run.train(save=True)
+    change(folder, "UPDATE seals SET body = 'no seal' WHERE number = 1")
+    run.resume(1)
+    assert "seal 1 of run 'calm-otter' is damaged" in caplog.text
+    run.train()
+    run.finish()
+    asyncio.run(run.store.close())
+    found = check(folder)
+    assert named(found, "seal 1: changed")
+    assert not any(word in str(item) for item in found.findings for word in ("step", "record", "task", "version"))
 
 
 def test_a_chain_that_was_written_anew_is_found_by_its_head(sealed, copy, agentrl):

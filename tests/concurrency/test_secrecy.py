@@ -59,7 +59,8 @@ def test_processes_of_scorers_do_not_get_the_admin_key(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such setting")
-def test_a_run_that_starts_agents_on_this_machine_is_sealed(tmp_path):
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_run_that_starts_agents_on_this_machine_is_sealed_and_says_so_unless_it_is_told_not_to(tmp_path, hidden):
     from agentrl_core.config.sampling_sections import AgentConfig, RolloutConfig
     from agentrl_core.plugins.manager import load_registry
     from agentrl_core.rollout.subproc.resolving import resolve_in_workers
@@ -67,6 +68,8 @@ def test_a_run_that_starts_agents_on_this_machine_is_sealed(tmp_path):
     libc = ctypes.CDLL(None)
     libc.prctl(4, 1, 0, 0, 0)
     (tmp_path / "sealed_agent.py").write_text("def run(data): return 1.0\n")
-    config = RolloutConfig(agent=AgentConfig(mode="subproc", python=sys.executable))
-    resolve_in_workers("sealed_agent.py:run", registry=load_registry(), base_dir=tmp_path, rollout=config).close_now()
-    assert libc.prctl(3, 0, 0, 0, 0) == 0
+    config = RolloutConfig(agent=AgentConfig(mode="subproc", python=sys.executable, subproc_hide_run=hidden))
+    source = resolve_in_workers("sealed_agent.py:run", registry=load_registry(), base_dir=tmp_path, rollout=config)
+    source.close_now()
+    assert libc.prctl(3, 0, 0, 0, 0) == (not hidden)
+    assert ("no py-spy, no core dump" in source.notice) == hidden

@@ -190,3 +190,11 @@ def test_python_data_may_use_aliases_too():
     given = {"data": "a", "workflow": "x", "rollout": {"openai": {"mode": "online"}}, "num_generations": 2}
     run = parse(given)
     assert (run.rollout.agent.mode, run.rollout.group_size) == ("online", 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "ours"), [("MINIRL", "minirl"), ("GRPO", "grpo"), ("CrossEntropy", "cross_entropy")]
+)
+def test_losses_in_agentrls_spelling(run_config, written, ours):
+    assert run_config("", f"loss={written}").loss.use == ours
+    assert run_config(f"loss: {{use: {written}}}").loss.use == ours

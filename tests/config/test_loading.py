@@ -220,9 +220,16 @@ def test_a_name_that_is_no_folder_name_is_refused(write):
     ]
 
 
-def test_relative_paths_start_from_the_folder_of_the_file(write, tmp_path):
+@pytest.mark.parametrize(("cwd", "path"), [(".", "config.yaml"), ("..", "{}/config.yaml"), ("deep", "../config.yaml")])
+def test_relative_paths_start_from_the_folder_of_the_file_wherever_they_are_used(
+    write, tmp_path, monkeypatch, cwd, path
+):
     write()
-    assert load(tmp_path / "config.yaml").base_dir == tmp_path
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / cwd)
+    found = load(path.format(tmp_path.name)).base_dir
+    assert found.is_absolute()
+    assert found.samefile(tmp_path)
 
 
 def test_where_names_the_place_of_an_option_or_of_the_section_around_it(write):

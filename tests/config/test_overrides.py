@@ -30,8 +30,8 @@ def test_sections_that_the_file_lacks_are_made(run_config):
 
 
 def test_a_section_is_merged_and_a_list_replaced(run_config):
-    run = run_config("loss: {use: grpo, a: 1, b: {c: 1}}", "loss={use: minirl, b: {d: 2}, e: {}}", "trackers=[curve]")
-    assert run.loss == Component("minirl", {"a": 1, "b": {"c": 1, "d": 2}, "e": {}})
+    run = run_config("loss: {use: grpo, a: 1, b: {c: 1}}", "loss={use: grpo, b: {d: 2}, e: {}}", "trackers=[curve]")
+    assert run.loss == Component("grpo", {"a": 1, "b": {"c": 1, "d": 2}, "e": {}})
     assert run.trackers == (Component("curve"),)
 
 
@@ -41,8 +41,48 @@ def test_a_bare_name_in_the_file_becomes_a_section(run_config):
     assert run.trackers == (Component("console", {"level": 2}),)
 
 
-def test_a_bare_name_on_the_command_line_keeps_the_options(run_config):
-    assert run_config("loss: {use: grpo, clip: 0.1}", "loss=minirl").loss == Component("minirl", {"clip": 0.1})
+def test_the_same_name_on_the_command_line_keeps_the_options(run_config):
+    assert run_config("loss: {clip: 0.1}", "loss=grpo").loss == Component("grpo", {"clip": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "loss"),
+    [
+        ("loss: {use: grpo, clip: 0.1}", ["loss=minirl"], Component("minirl")),
+        ("loss: {clip: 0.1}", ["loss=minirl"], Component("minirl")),  # of the default, grpo
+        ("loss: {use: grpo, clip: 0.1}", ["loss={use: minirl, decay: 1}"], Component("minirl", {"decay": 1})),
+        ("loss: {use: grpo, clip: 0.1}", ["loss.decay=1", "loss.use=minirl"], Component("minirl", {"decay": 1})),
+        ("loss: {use: grpo, clip: 0.1}", ["loss=minirl", "loss.decay=1"], Component("minirl", {"decay": 1})),
+    ],
+)
+def test_another_component_starts_without_the_options_of_the_files(run_config, text, overrides, loss):
+    assert run_config(text, *overrides).loss == loss
+
+
+def test_options_left_out_with_their_component_are_noted(write):
+    loaded = load(
+        write(
+            "trackers: [console, {use: wandb, project: a}]\nworkflow: {use: a.B, x: 1, y: 2}\ndata: tasks.jsonl\n",
+            complete=True,
+        ),
+        ["trackers.1.use=curve", "workflow=a.C"],
+    )
+    assert loaded.run.workflow == Component("a.C")
+    assert loaded.run.trackers == (Component("console"), Component("curve"))
+    again = "to use an option again, name it on the command line"
+    left = "leaves out trackers.1.project (config.yaml:1), set for wandb"
+    both = "leaves out workflow.x, workflow.y (config.yaml:2), set for a.B"
+    assert loaded.notes == (
+        f"command line: trackers.1.use=curve: {left}; {again}",
+        f"command line: workflow=a.C: {both}; {again}",
+    )
+
+
+def test_workflow_kwargs_apply_to_the_workflow_of_the_command_line(write):
+    text = "workflow_kwargs: {temperature: 0.5, nested: {a: 1}}\nworkflow: {use: a.B, x: 1}\ndata: tasks.jsonl\n"
+    loaded = load(write(text, complete=True), ["workflow=a.C", "workflow_kwargs.top=1"])
+    assert loaded.run.workflow == Component("a.C", {"temperature": 0.5, "nested": {"a": 1}, "top": 1})
+    assert loaded.where("workflow").startswith("command line: workflow=a.C")
 
 
 def test_nothing_takes_an_optional_part_away(run_config):

@@ -139,6 +139,9 @@ class MemoryStore:
             record=Record(id=record_id, run_id="run", task_id="t", group_id="g", sample_index=0), interactions=found
         )
 
+    async def episodes(self, record_ids):
+        return [await self.episode(record_id) for record_id in record_ids]
+
 
 @pytest.fixture
 def engine(chat, model_dir):

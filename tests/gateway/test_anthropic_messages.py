@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.call_types import ChatRequest, Choice, Reply, ToolChoice
+from agentrl_core.gateway.call_types import ChatRequest, Choice, Delta, Reply, ToolChoice
 from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
 from agentrl_core.types import Grammar, Interaction
 
@@ -244,7 +244,7 @@ def body_of(reply):
 
 def ending_of(reply):
     """The last events of a stream, but one."""
-    writer = AnthropicMessages().writer(reply.request, "msg_1", 10, str)
+    writer = AnthropicMessages().writer(reply.request, reply.head, str)
     return json.loads(writer.end(reply).split(b"\n\n")[-3].partition(b"data: ")[2])
 
 
@@ -279,16 +279,25 @@ def test_stop_reasons(finish_reason, stop_string, reason, sequence):
 
 def test_a_reply_has_a_text_or_a_call():
     arguments = '{"big": 123456789012345678901, "one": 1.0}'
-    assert body_of(make_reply({"content": ""}))["content"] == [text("", citations=None)]
+    assert body_of(make_reply({"content": ""}))["content"] == [text("")]
     (block,) = body_of(make_reply({"content": None, "tool_calls": [call("c", arguments)]}))["content"]
     assert block == use("c", {"big": 123456789012345678901, "one": 1.0})
+
+
+def test_texts_have_no_null_citations_which_the_ai_sdk_refuses():
+    reply = make_reply({"content": "hi"})
+    writer = AnthropicMessages().writer(reply.request, reply.head, str)
+    streamed = writer.begin() + writer.delta(Delta(content="hi")) + writer.end(reply)
+    assert b"content_block_start" in streamed
+    for told in json.dumps(body_of(reply)), streamed.decode():
+        assert "citations" not in told
 
 
 @pytest.mark.parametrize("arguments", ["{oops", "[1]", "", '{"a": NaN}'])
 def test_arguments_that_are_no_object_are_shown_as_such(arguments):
     reply = make_reply({"content": None, "tool_calls": [call("c", arguments)]})
     assert body_of(reply)["content"] == [use("c", {"malformed_arguments": arguments})]
-    writer = AnthropicMessages().writer(reply.request, "msg_1", 10, str)
+    writer = AnthropicMessages().writer(reply.request, reply.head, str)
     (streamed,) = [line for line in writer.end(reply).decode().splitlines() if "input_json_delta" in line]
     told = json.loads(streamed.removeprefix("data: "))["delta"]["partial_json"]
     assert json.loads(told) == {"malformed_arguments": arguments}

@@ -93,7 +93,7 @@ def test_a_reply_is_what_was_sampled_and_stored(talk, session, engine, store, ch
     engine.replies = ["three é 晴"]
     reply = talk(session, lambda client: ask(client, system="Be brief.", metadata={"user_id": "u"}))
     (interaction,), (logged,) = store.interactions, engine.log
-    assert [block.to_dict() for block in reply.content] == [{"type": "text", "text": "three é 晴", "citations": None}]
+    assert [block.to_dict() for block in reply.content] == [{"type": "text", "text": "three é 晴"}]
     assert (reply.stop_reason, reply.stop_sequence, reply.model) == ("end_turn", None, "default")
     assert reply.id == interaction.id
     assert reply.id.startswith("msg_")
@@ -353,6 +353,7 @@ def test_token_ids_are_given_on_request_only(talk, session, engine):
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "auto", "name": 1}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "f"}, "tools": [{"name": "g", "input_schema": {}}]}, "'f'"),
         ({"thinking": {"type": "sometimes"}}, "thinking"),

@@ -53,7 +53,7 @@ def test_the_conversation_goes_on_from_the_choice_that_was_taken(session, send, 
     choices = send(session, {"messages": USER, "n": 2}).json()["choices"]
     taken = choices[1]["message"]
     send(session, {"messages": [*USER, taken, *USER]})
-    parent = next(one for one in store.interactions if one.output == taken)
+    parent = next(one for one in store.interactions if {**one.output, "refusal": None} == taken)
     assert store.interactions[2].parent == parent.id == f"{store.interactions[0].id}.1"
 
 

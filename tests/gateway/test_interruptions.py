@@ -212,6 +212,24 @@ def test_what_a_template_does_with_history_is_told(make_gateway, chat, monkeypat
     assert ("when you serve the model, keep it too" in notice) == warned
 
 
+@pytest.mark.parametrize(("changed", "warned"), [("plain text", True), ("reasoning", False)])
+def test_a_template_that_changes_past_turns_is_told_once_there_are_such_turns(
+    gateway, session, chat, monkeypatch, changed, warned
+):
+    monkeypatch.setitem(vars(chat), "verdict", TemplateCheck(stability=Stability.PATCHED, changed=(changed,)))
+
+    async def two_turns():
+        client = sdk(gateway, session)
+        first = await ask(client, max_tokens=4)
+        told = gateway.notices(offers_tools=False)
+        past = [*USER, {"role": "assistant", "content": first.choices[0].message.content}, *USER]
+        await client.chat.completions.create(model="default", messages=past, max_tokens=4)
+        return told
+
+    assert asyncio.run(two_turns()) == []
+    assert gateway.notices(offers_tools=False) == ([gateway.history_notice] if warned else [])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_cpu_time_is_counted_but_waiting_is_not(gateway, session, engine, stream):
     asyncio.run(engine.pause())
@@ -270,3 +288,22 @@ def test_a_refused_request_is_not_the_gateways_end(gateway, session):
     with pytest.raises(openai.BadRequestError):
         asyncio.run(ask(sdk(gateway, session), temperature="hot"))
     assert gateway.fatal is None
+
+
+CALL = {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "turns"),
+    [
+        ("plain text", [{"content": "b"}]),
+        ("tool calls", [{"content": "", **CALL}]),
+        ("reasoning", [{"content": "b", "reasoning_content": "why"}, {"content": "<think>why</think>b"}]),
+        ("reasoning before tool calls", [{"content": "", "reasoning_content": "why", **CALL}]),
+    ],
+)
+def test_a_template_concerns_turns_of_the_kinds_that_it_changes(kind, turns):
+    check = TemplateCheck(stability=Stability.FORKS, forked=(kind,))
+    assert all(check.concerns([turn]) for turn in turns)
+    others = {"plain text": {"content": "b", **CALL}}.get(kind, {"content": "b"})
+    assert not check.concerns([others])

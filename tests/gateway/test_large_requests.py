@@ -439,3 +439,17 @@ def test_a_request_gives_its_body_up(session, gateway, engine):
         scenario(HttpRequest(method="POST", path=path, headers={}, body=body, on_body_taken=lambda: taken.append(1)))
     )
     assert taken
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        ("/v1/chat/completions", {"model": "m" * 300_000}),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"a": "x" * 300_000}}),
+        ("/v1/responses", {"model": "m" * 300_000}),
+    ],
+)
+def test_options_that_would_fill_the_store_are_refused(route, field, send, session, store):
+    reply = send(session, {**BODIES[route]("hello"), **field}, path=route)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "options_too_large")
+    assert not store.interactions

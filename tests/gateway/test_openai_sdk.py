@@ -26,6 +26,8 @@ def test_a_reply_is_what_was_sampled_and_stored(talk, session, engine, store, ch
     reply = talk(session, ask)
     (interaction,), (logged,) = store.interactions, engine.log
     assert reply.choices[0].message.content == "three é 晴"
+    assert "refusal" in reply.choices[0].message.model_fields_set  # OpenAI's document requires it
+    assert reply._request_id == reply.id
     assert reply.choices[0].finish_reason == "stop"
     assert reply.id == interaction.id
     assert reply.id.startswith("chatcmpl-")

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 
 import hypothesis
+import jsonschema
 import pytest
 import schemathesis
 from schemathesis.checks import not_a_server_error
@@ -191,3 +192,17 @@ def test_no_generated_request_gets_what_is_not_documented(rest):
     assert set(statuses) == set(ROUTES)
     for path in CALLS:
         assert {200, 400} <= statuses[path], path
+
+
+def test_forms_of_text_are_valid_if_they_are_taken(document, send, session):
+    schemas = document["components"]["schemas"]
+    forms = [{}, {"type": "text"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": {}}}]
+    forms += [{"type": "json_schema", "schema": {}}]
+    for path, name, body_of in (
+        ("/v1/chat/completions", "ChatRequest", lambda form: {"messages": TURNS, "response_format": form}),
+        ("/v1/responses", "ResponsesRequest", lambda form: {"input": "hello", "text": {"format": form}}),
+    ):
+        valid = jsonschema.Draft202012Validator(schemas[name]).is_valid
+        taken = [send(session, body_of(form), path=path).status_code == 200 for form in forms]
+        assert [valid(body_of(form)) for form in forms] == taken
+        assert sum(taken) == 2

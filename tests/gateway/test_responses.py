@@ -67,6 +67,23 @@ def test_a_response_has_all_that_openais_type_requires(send, session):
     assert (response["truncation"], response["temperature"], response["top_p"]) == ("disabled", 1.0, 1.0)
 
 
+def test_a_response_has_penalties_which_open_responses_requires(send, session):
+    response = send(session, {"input": "hi", "presence_penalty": 0.5}, path="/v1/responses").json()
+    assert (response["presence_penalty"], response["frequency_penalty"]) == (0.0, 0.0)  # none is ever applied
+
+
+def test_the_first_events_have_the_sampling_of_the_reply(talk, session):
+    events = talk(session, lambda client: collect(ask(client, temperature=0.2, stream=True)))
+    told = [event.response for event in events if hasattr(event, "response")]
+    assert [(response.temperature, response.top_p) for response in told] == [(1.0, 1.0)] * 3
+
+
+@pytest.mark.parametrize("text", [{"verbosity": "low"}, {"verbosity": "low", "format": None}])
+def test_options_of_the_text_are_repeated_with_its_format(send, session, text):
+    response = send(session, {"input": "hi", "text": text}, path="/v1/responses").json()
+    assert response["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+
+
 def test_what_a_response_repeats_is_true(talk, session):
     options = {
         "temperature": 0.2,
@@ -260,6 +277,51 @@ def test_a_response_can_be_retrieved(talk, session, engine):
     ]
 
 
+def test_a_response_can_be_retrieved_as_a_stream(talk, session, engine):
+    engine.replies = [f"<think>hm</think>Adding.{CALLS}"]
+
+    async def scenario(client):
+        made = await ask(client, tools=[TOOL])
+        return made, await collect(client.responses.retrieve(made.id, stream=True))
+
+    made, events = talk(session, scenario)
+    assert events[-1].response == made
+    assert [event.item for event in events if event.type == "response.output_item.done"] == made.output
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_retrieved_with_its_logprobs(talk, session, engine, stream):
+    include = ["message.output_text.logprobs"]
+
+    async def scenario(client):
+        made = await ask(client, include=include)
+        found = await client.responses.retrieve(made.id, include=include, stream=stream)
+        return made, [event async for event in found][-1].response if stream else found
+
+    made, found = talk(session, scenario)
+    assert found == made
+    assert [item.logprob for item in found.output[0].content[0].logprobs] == list(engine.log[0].logprobs)
+
+
+@pytest.mark.parametrize(("query", "param"), [("stream=yes", "stream"), ("starting_after=3", "starting_after")])
+def test_a_wrong_query_is_refused(send, session, query, param):
+    made = send(session, {"input": "hi"}, path="/v1/responses").json()
+    reply = send(session, None, path=f"/v1/responses/{made['id']}?{query}", method="GET")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_results_of_tools_are_listed_with_a_status(send, session):
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+    ]
+    made = send(session, {"input": items}, path="/v1/responses").json()
+    listed = send(session, None, path=f"/v1/responses/{made['id']}/input_items", method="GET").json()["data"]
+    assert (listed[0]["type"], listed[0]["status"]) == ("function_call_output", "completed")
+
+
 def test_responses_of_other_sessions_are_not_found(talk, session, gateway, open_session):
     other = open_session(gateway)
     response = talk(other, ask)
@@ -322,7 +384,12 @@ def test_token_ids_are_given_on_request(send, session, engine):
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [{"type": "custom", "name": "c"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom", "name": "c", "format": {"type": "grammar"}}]}, "tools[0].format"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "file_search"}]}]}, "tools[0].tools[0]"),
+        ({"tools": [{**TOOL, "name": "n__add"}, {"type": "namespace", "name": "n", "tools": [TOOL]}]}, "tools"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),

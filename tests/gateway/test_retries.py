@@ -376,6 +376,25 @@ def test_calls_that_were_held_back_longer_than_their_clients_waited_get_a_reply_
     assert {*ids} <= {one.id for one in store.interactions}
 
 
+def test_a_running_request_is_known_to_its_retry_however_many_came_after_it():
+    async def scenario():
+        attempts = Attempts()
+        keys = [RetryKey(body=bytes([n % 256]), name=str(n)) for n in range(200)]
+        started = [await attempts.enter(key) for key in keys]
+        retry = asyncio.create_task(attempts.enter(keys[0]))
+        await asyncio.sleep(0)
+        for attempt in started:
+            attempt.storing = True
+            attempt.settle(("reply",))
+        assert await asyncio.wait_for(retry, 5) is started[0]
+        # of the finished ones, the newest are kept
+        await attempts.enter(RetryKey(body=b"new", name="new"))
+        assert await asyncio.wait_for(attempts.enter(keys[-1]), 5) is started[-1]
+        assert await asyncio.wait_for(attempts.enter(keys[0]), 5) is not started[0]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_of_two_requests_with_one_key_only_one_runs_at_a_time(gives_up):
     """Neither has begun to sample when the other one arrives, as on two event loops."""

@@ -1,5 +1,7 @@
 """What `tool_choice` and `parallel_tool_calls` mean for the grammar that the engine gets and for the reply."""
 
+import json
+
 import openai
 import pytest
 
@@ -66,6 +68,15 @@ def test_a_second_call_is_told_as_an_error_where_one_is_allowed(talk, session, e
     assert store.interactions[0].tool_errors == 1
 
 
+@pytest.mark.parametrize(("text", "content"), [(None, []), ("", [""]), ("hi", ["h", "i"])])
+def test_a_stream_has_content_unless_it_is_calls_only(send, session, engine, tools, call_text, text, content):
+    engine.replies = [call_text("add", "{}") if text is None else text]
+    told = send(session, {"messages": USER, "tools": tools, "stream": True}).text
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in told.splitlines() if line.startswith("data: {")]
+    assert deltas[0] == {"role": "assistant"}
+    assert [delta["content"] for delta in deltas if "content" in delta] == content
+
+
 @pytest.mark.parametrize(
     ("options", "param", "word"),
     [
@@ -73,7 +84,7 @@ def test_a_second_call_is_told_as_an_error_where_one_is_allowed(talk, session, e
         ({"function_call": "auto"}, "function_call", "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tool_choice": "any"}, "tool_choice", "required"),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "add"}}, "tools": True}, "tool_choice", "function"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}, "tools": True}, "tool_choice", "'x'"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": True}, "tool_choice", "'x'"),
         (
             {
@@ -88,7 +99,8 @@ def test_a_second_call_is_told_as_an_error_where_one_is_allowed(talk, session, e
             "tool_choice",
             "allowed_tools",
         ),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]", "function"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].custom", "name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x", "format": 1}}]}, "tools[0].custom.format", "grammar"),
         ({"parallel_tool_calls": "no", "tools": True}, "parallel_tool_calls", "boolean"),
         (
             {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},

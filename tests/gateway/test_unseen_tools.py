@@ -63,6 +63,8 @@ class TestWithoutTools:
             {"tools": "add: not in the prompt, as the chat template drops tools"},
             {},
         ]
+        assert gateway.tools_notice in gateway.notices(offers_tools=True)
+        assert gateway.tools_notice not in gateway.notices(offers_tools=False)
         assert "calls that offer tools are answered without" in gateway.tools_notice
 
 

@@ -20,7 +20,7 @@ from agentrl_core.losses.ppo import PPO
 from agentrl_core.losses.reinforce import RLOO, Reinforce
 from agentrl_core.losses.sapo import SAPO
 from agentrl_testing.corrections import CorrectionSuite
-from agentrl_testing.losses import LossSuite, check_contract, check_loss
+from agentrl_testing.losses import LossSuite, check_contract, check_loss, check_sign
 
 AGENTRL = {"clip_higher": 0.1, "importance_weight_cap_ratio": 4.0}
 LOSSES = {
@@ -185,6 +185,13 @@ def test_a_broken_rule_is_told_in_words(mutant, told):
     by_part = of_terms(lambda terms, batch: terms / batch.mask.sum())
     with pytest.raises(AssertionError, match=told):
         check_loss(Mutant(LOSSES["grpo"], {**MUTANTS, "mean of its part": by_part}[mutant]))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_wrong_sign_is_found_without_options_of_the_author(name):
+    check_sign(LOSSES[name])
+    with pytest.raises(AssertionError, match=r"the sign is wrong: .* tokens of positive advantage less likely"):
+        check_sign(Mutant(LOSSES[name], of_terms(lambda terms, _: -terms)))
 
 
 def test_a_loss_may_say_at_the_check_that_it_stops_the_gradient():

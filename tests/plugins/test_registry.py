@@ -212,3 +212,10 @@ def test_blocking_one_of_two_packages_resolves_a_clash(install):
     with pytest.raises(PluginError, match="agentrl-a and agentrl-b"):
         load_registry(environ={}).load("scorers", "same")
     assert load_registry(environ={"AGENTRL_BLOCK_PLUGINS": "agentrl-a"}).load("scorers", "same").__name__ == "loads"
+
+
+def test_an_unknown_name_without_a_package_is_answered_with_how_to_bring_one():
+    with isolated_plugins() as registry, pytest.raises(PluginError) as told:
+        registry.find("trackers", "wandb")
+    assert "(known: console, curve, jsonl); one of your own can be named as file.py:Name" in str(told.value)
+    assert str(told.value).endswith("plugins new agentrl-NAME --kind tracker")

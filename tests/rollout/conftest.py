@@ -82,7 +82,7 @@ class MemoryGateway:
         session.closed = True
         return tuple(session.interactions)
 
-    async def call(self, base_url, *, trainable=True, tool_calls=()):
+    async def call(self, base_url, *, trainable=True, tool_calls=(), upstream=""):
         session = next(item for item in self.sessions if item.base_url == base_url)
         assert not session.closed
         seq = len(session.interactions)
@@ -99,6 +99,7 @@ class MemoryGateway:
             messages=({"role": "user", "content": f"turn {seq}"},),
             output=output,
             trainable=trainable,
+            upstream=upstream,
         )
         session.interactions.append(interaction)
         return interaction
@@ -147,9 +148,9 @@ def make_runner(store, gateway):
 def run_one(make_runner, make_task):
     """Run one episode of a workflow to its end."""
 
-    def run(workflow, *, task=None, **options):
+    def run(workflow, *, task=None, is_eval=False, **options):
         runner = make_runner(workflow, **options)
-        episode = runner.run_episode(task or make_task(), group_id="g", sample_index=3, seed_key=(1,))
+        episode = runner.run_episode(task or make_task(), group_id="g", sample_index=3, seed_key=(1,), is_eval=is_eval)
         return asyncio.run(episode)
 
     return run

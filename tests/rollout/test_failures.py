@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from agentrl_core.rollout.failures import describe, format_traceback, root_cause
+from agentrl_core.rollout.failures import RemoteFailure, describe, format_traceback, may_be_elsewhere, root_cause
 
 
 def raised(function):
@@ -56,3 +56,15 @@ def test_a_group_is_told_by_its_first_leaf():
 
 def test_an_error_without_message_is_its_type():
     assert describe(TimeoutError()) == "TimeoutError"
+
+
+def test_errors_of_clients_and_networks_are_told_from_faults_of_the_code():
+    class APIConnectionError(Exception):
+        pass
+
+    assert may_be_elsewhere(APIConnectionError())
+    assert may_be_elsewhere(ConnectionRefusedError())
+    assert may_be_elsewhere(RemoteFailure("APIConnectionError", "Connection error."))
+    assert may_be_elsewhere(RemoteFailure("TimeoutError", ""))
+    assert not may_be_elsewhere(RemoteFailure("KeyError", "'question'"))
+    assert not may_be_elsewhere(BaseExceptionGroup("", [ValueError()]))

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from agentrl_core import workflow_context
 from agentrl_core.api.run_rows import RunControl
 from agentrl_core.api.scoring import Answer, Score
+from agentrl_core.concurrency import secrecy
 from agentrl_core.config.sampling_sections import SamplingConfig
-from agentrl_core.errors import EngineError, EpisodeError, RunError, StoreError
+from agentrl_core.errors import EngineError, EnvironmentLostError, EpisodeError, RunError, StoreError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.text import exact_match
 from agentrl_core.types import Outcome
@@ -127,6 +129,34 @@ def test_an_agent_without_an_llm_call_is_rejected(run_one, gateway):
         assert "base_url" in record.detail
 
 
+def test_only_upstream_calls_are_an_evaluation_of_that_model_and_nothing_to_train(run_one, gateway, make_task):
+    async def ask_provider(data, *, base_url):
+        await gateway.call(base_url, trainable=False, upstream="gpt")
+
+    task = make_task(answer="4", scorer="exact_match")
+    record = run_one(ask_provider, task=task, is_eval=True, scorer_for=lambda _: EXACT_MATCH).record
+    assert (record.outcome, record.reward) == (Outcome.SCORED, 1.0)
+    record = run_one(ask_provider, task=task).record
+    assert (record.outcome, record.reason) == (Outcome.REJECTED, "only_upstream_calls")
+    assert record.detail.startswith("only upstream calls (gpt); nothing to train")
+
+
+def test_a_client_that_fails_before_any_call_is_told_the_address(run_one, gateway, answering):
+    class APIConnectionError(Exception):
+        pass
+
+    async def elsewhere(data):
+        raise APIConnectionError("Connection error.")
+
+    async def faulty(data):
+        raise KeyError("question")
+
+    said = "no LLM call reached the policy: its client must use the injected `base_url`"
+    assert said in run_one(elsewhere).record.detail
+    assert said not in run_one(faulty).record.detail
+    assert said not in run_one(answering(APIConnectionError("later"))).record.detail
+
+
 def test_without_a_reward_the_scorer_decides(run_one, answering, make_task, gateway):
     gateway.answer = "thinking <answer>4</answer>"
     scorer_for = scorer(Score(1.0, parts={"format": 0.5}))
@@ -212,6 +242,12 @@ def test_no_score_is_a_rejection_never_zero(run_one, answering, make_task, verdi
     assert (record.outcome, record.reason, record.reward) == (Outcome.REJECTED, "no_score", None)
     assert record.detail.startswith("scorer 'judge'")
     assert said in record.detail
+
+
+def test_an_environment_that_a_scorer_finds_lost_is_the_reason(run_one, answering):
+    record = run_one(answering(None), scorer_for=scorer(EnvironmentLostError("the sandbox is gone"))).record
+    assert (record.outcome, record.reason, record.reward) == (Outcome.REJECTED, "environment_lost", None)
+    assert record.detail == "the sandbox is gone"
 
 
 def test_what_a_scorer_tells_is_in_the_record_whether_it_gave_a_score_or_not(run_one, answering, make_task):
@@ -373,6 +409,25 @@ def test_half_a_secret_at_the_end_of_a_long_message_is_not_stored(run_one, gatew
     detail = run_one(run).record.detail
     assert "x<api_key>…" in detail
     assert "sk-" not in detail
+
+
+def test_secrets_of_the_environment_are_not_stored(run_one, gateway, caplog, monkeypatch):
+    monkeypatch.setenv("ADMIN_OF_THIS_RUN", "admin-key-of-the-run")
+    monkeypatch.setenv("KEY_OF_A_PROVIDER", "provider-key-1234")
+    monkeypatch.setattr(secrecy, "_withheld", set())
+    monkeypatch.setattr(secrecy, "_masked", set())
+    secrecy.withhold("ADMIN_OF_THIS_RUN")
+    secrecy.mask("KEY_OF_A_PROVIDER")
+
+    async def run(data, *, base_url):
+        await gateway.call(base_url)
+        raise ValueError(f"{os.environ['ADMIN_OF_THIS_RUN']} and {os.environ['KEY_OF_A_PROVIDER']}")
+
+    with caplog.at_level(logging.INFO):
+        record = run_one(run).record
+    assert "<ADMIN_OF_THIS_RUN> and <KEY_OF_A_PROVIDER>" in record.detail
+    assert "admin-key" not in caplog.text
+    assert "provider-key" not in caplog.text
 
 
 def test_no_secret_is_stored_or_logged(run_one, gateway, caplog):

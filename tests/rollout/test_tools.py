@@ -9,6 +9,7 @@ from tests.rollout.driving import stopped
 from tests.tools.conftest import FakeServer, raising
 
 from agentrl_core import workflow_context
+from agentrl_core.api.tools import ToolResult
 from agentrl_core.config.component import Component
 from agentrl_core.config.sampling_sections import ToolsConfig
 from agentrl_core.errors import DeliveryUnknownError, EnvironmentLostError, ToolServerError
@@ -58,6 +59,23 @@ def test_a_workflow_has_the_tools_of_its_record(run_one, using_tools, store):
     assert (record.outcome, record.marks) == (Outcome.SCORED, ("own_word",))
 
 
+@pytest.mark.parametrize("takes_images", [True, False])
+def test_an_image_of_a_tool_is_shown_to_a_policy_that_takes_images(run_one, using_tools, store, gateway, takes_images):
+    gateway.takes_images = takes_images
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa"}}
+
+    async def answer(name, arguments):
+        return ToolResult(content=(image,))
+
+    async def work(tools):
+        await tools.call("echo", {"text": "hi"})
+
+    run_one(using_tools(work), tools=toolbox(FakeServer(answer=answer)))
+    [call] = store.tool_calls
+    assert (call.raw or call.shown) == (image,)
+    assert call.shown[0]["type"] == ("image_url" if takes_images else "text")
+
+
 def test_a_record_that_lost_its_environment_is_rejected_although_the_agent_swallows_the_error(run_one, using_tools):
     async def work(tools):
         with contextlib.suppress(Exception):
@@ -89,6 +107,7 @@ def test_a_slot_whose_environment_was_lost_is_sampled_again(make_scheduler, usin
 
     scheduler = asyncio.run(scenario())
     assert scheduler.counts.records.totals == {"scored": 4, "rejected(environment_lost)": 1}
+    assert scheduler.tool_calls.totals == {"called echo": 5, "failed echo": 1}
     assert list(watched.usable.values()) == [True]
     lost = [record for record in watched.now.values() if record.outcome is Outcome.REJECTED]
     assert [record.reward for record in lost] == [None]

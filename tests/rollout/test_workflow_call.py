@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import threading
 from contextvars import ContextVar
 
@@ -111,3 +112,21 @@ def test_a_generator_is_refused_before_anything_starts():
     for function in (run, run_async):
         with pytest.raises(ConfigError, match=r"agent.* yields; expected a function that returns the reward"):
             WorkflowCall(function, "agent")
+
+
+def test_a_plain_function_cannot_use_the_async_client():
+    def run(data, *, base_url, http_client):
+        raise AssertionError
+
+    async def agent(data, *, http_client):
+        return http_client
+
+    @functools.wraps(agent)
+    def decorated(*arguments, **options):
+        return agent(*arguments, **options)
+
+    with pytest.raises(
+        ConfigError, match=r"^workflow: agent takes http_client, which is for async clients, but is not as"
+    ):
+        WorkflowCall(run, "agent")
+    assert call(decorated) == "the http_client"

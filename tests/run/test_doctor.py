@@ -43,6 +43,15 @@ class ToolUser(Agent):
         reply.raise_for_status()
         return 0.25
 """
+SERVER = """
+class Server:
+    isolation = "shared"
+    async def start(self): pass
+    async def open(self, episode): pass
+    async def close(self): pass
+    async def examine(self, tasks):
+        return [f"{task.id}: nobody can solve it" for task in tasks]
+"""
 WITHOUT_TOOLS = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -128,6 +137,12 @@ def test_a_template_that_drops_tools_is_told_and_fails_the_agent_that_offers_som
     ((check, told, _),) = wrong(findings)
     assert check == "call"
     assert "this model's chat template drops tools: the policy would never see lookup" in told
+
+
+def test_what_tool_servers_find_wrong_with_tasks_is_told(config, tmp_path):
+    (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
+    config.write_text(f"{CONFIG}tools: {{servers: [{{use: 'server.py:Server'}}]}}\n", encoding="utf-8")
+    assert wrong(examine(config)) == [("tasks", "t: nobody can solve it", "")]
 
 
 def test_a_taken_port_is_told(config):

@@ -33,8 +33,8 @@ def test_a_large_data_set_is_stored_in_parts_before_sampling_begins(store):
             seen.append((task_set, len(tasks), (await store.control("run")).admitted_steps))
             await store.add_tasks(run_id, tasks, task_set=task_set)
 
-        async def admit(self, run_id, steps):
-            await store.admit(run_id, steps)
+        async def admit(self, run_id, steps, *, member_id):
+            await store.admit(run_id, steps, member_id=member_id)
 
     asyncio.run(GroupSupply(Watched(), "run").open(make_tasks(1_200), 3))
     assert seen == [("train", 500, -1), ("train", 500, -1), ("train", 200, -1)]

@@ -78,7 +78,7 @@ def test_records_of_a_dropped_group_are_not_said_to_be_trained(project):
         assert [use.step for use in facts.trained_by] == [1] * trained
         if not trained:
             assert facts.missing == [
-                "step 1 took its group, but no sample of this record was left (filters, or no advantage)"
+                "step 1 took its group, but did not train this record: all records of the group got the reward 0.5"
             ]
     assert {item.record for item in links.of_step(1)[0].records} == set(step.records)
     asyncio.run(store.close())
@@ -98,7 +98,7 @@ def test_a_step_that_finds_too_few_goes_on_with_them_and_says_so(project, capsys
     assert len(groups) == 5
     told = capsys.readouterr().out
     assert "but only 1 of the 2 that a step needs had something to learn from (dropped: zero_var" in told
-    assert "groups               sampled 5, topped_up 3, dropped(zero_variance) 4" in told
+    assert "groups             sampled 5, topped_up 3, dropped(zero_variance) 4" in told
 
 
 def test_a_task_whose_group_failed_comes_back_and_a_resumed_run_knows(project):

@@ -55,6 +55,39 @@ def test_a_signal_ends_what_is_not_held(number):
     assert [signal.getsignal(each) for each in ALL] == [signal.default_int_handler] * 3
 
 
+class SignalledLock:
+    """Lock whose taking is followed by a signal, before the statement after it."""
+
+    def __init__(self, lock):
+        self._lock = lock
+
+    def acquire(self, *, timeout):
+        taken = self._lock.acquire(timeout=timeout)
+        signal.raise_signal(signal.SIGINT)
+        return taken
+
+    def release(self):
+        self._lock.release()
+
+
+def test_a_signal_between_taking_the_stores_lock_and_its_use_leaves_the_store_usable(tmp_path):
+    store = SQLiteStore(path=tmp_path / "run.db")
+    plain, store._lock = store._lock, SignalledLock(store._lock)
+    done = []
+
+    def work(_):
+        asyncio.run(store.runs())
+        done.append("more")
+
+    with pytest.raises(Interrupted):
+        Interruption().run(work)
+    assert done == []
+    assert not plain.locked()
+    store._lock = plain
+    assert asyncio.run(store.runs()) == []
+    asyncio.run(store.close())
+
+
 def test_a_step_that_has_begun_to_change_the_weights_is_finished_first():
     done = []
 
@@ -150,7 +183,7 @@ class Trained:
     def __init__(self):
         self.saved, self.fails = [], None
 
-    def save(self, directory, *, step, version):
+    def save(self, directory, *, step, version, writer):
         if self.fails is not None:
             raise self.fails
         self.saved.append((directory.name, step, version))

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl_core import config as configs
+from agentrl_core.api.members import Member
 from agentrl_core.api.stores import StepRow
-from agentrl_core.errors import RunError, StoreError
+from agentrl_core.errors import LostError, MemberError, RunError, StoreError
 from agentrl_core.run import lifecycle
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out
@@ -102,6 +103,49 @@ def test_the_members_leave_when_the_store_has_the_final_status(components, folde
     with nullcontext() if error is None else pytest.raises(type(error)):
         carry_out(components, folders[0], work)
     assert seen == [{None: "finished", StoreError: "failed"}.get(error and type(error), "interrupted")]
+
+
+@pytest.mark.parametrize("error", [None, StoreError("a misleading one"), MemberError("refused"), KeyboardInterrupt()])
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_a_trainer_that_was_lost_or_never_let_in_leaves_the_status_as_it_is(
+    components, folders, tmp_path, error, has_joined
+):
+    trainer = Member(run_id="baseline", role="train")
+
+    def work(store, events, leaving):
+        begin(components, folders[0])(store, events, leaving)
+        if has_joined:
+            asyncio.run(store.join(trainer))
+            asyncio.run(store.declare_lost(trainer.id, beats=0))
+        if error is not None:
+            raise error
+
+    with pytest.raises(MemberError if error is None else type(error)):
+        carry_out(components, folders[0], work, member_id=trainer.id)
+    assert row(tmp_path)[:2] == ("running", "")
+
+
+def test_an_error_about_this_process_alone_is_no_end_of_the_run(components, folders, tmp_path):
+    trainer = Member(run_id="baseline", role="train")
+
+    def work(store, events, leaving):
+        begin(components, folders[0])(store, events, leaving)
+        asyncio.run(store.join(trainer))  # and the store does not know yet that it is lost
+        raise LostError("no heartbeat reached the store")
+
+    with pytest.raises(LostError):
+        carry_out(components, folders[0], work, member_id=trainer.id)
+    assert row(tmp_path)[:2] == ("running", "")
+
+
+@pytest.mark.parametrize("resume", ["", "agentrl train config.yaml --name baseline trainer.steps=12"])
+def test_an_interrupted_run_names_the_command_that_resumes_it(components, folders, resume):
+    def work(store, *others):
+        begin(components, folders[0])(store, *others)
+        raise KeyboardInterrupt("after step 1, which is saved")
+
+    with pytest.raises(KeyboardInterrupt, match=resume or "agentrl runs resume"):
+        carry_out(components, folders[0], work, resume=resume)
 
 
 def test_a_folder_goes_on_with_its_own_run(components, folders, tmp_path):

@@ -29,12 +29,12 @@ def test_a_run_keeps_the_config_with_what_its_loss_has_chosen(project):
 
 def test_a_run_resumed_with_another_loss_takes_what_that_one_brings_along(project):
     sampling = {"max_tokens": 6}
-    for name, said, unit in (("silent", {}, "record"), ("said", {"unit": "interaction"}, "interaction")):
+    for name, said in (("silent", {}), ("said", {"unit": "interaction"})):
         config = project(name=name, loss={"use": "grpo", **said}, sampling=sampling, trainer={"steps": 1})
         directory = Path(Trainer(config | ({"advantage": "none"} if said else {})).train().directory)
         resume(directory, ["trainer.steps=2", "loss=dr_grpo"])
         kept, _ = RunDirectory.open(directory).read_snapshot()
-        assert kept["loss"] == {"use": "dr_grpo", "aggregation": "constant", "unit": unit, "horizon": 6}
+        assert kept["loss"] == {"use": "dr_grpo", "aggregation": "constant", "unit": "record", "horizon": 6}
         assert kept["advantage"] == (
             {"use": "none"} if said else {"use": "grpo", "std": False}
         )  # what the config said stays

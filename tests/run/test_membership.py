@@ -12,7 +12,7 @@ import pytest
 
 from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow
-from agentrl_core.errors import MemberError, RunError, StoreError
+from agentrl_core.errors import LostError, MemberError, RunError, StoreError
 from agentrl_core.run.membership import Membership, Watch, declare_gone
 from agentrl_core.stores.sqlite import SQLiteStore
 
@@ -69,6 +69,29 @@ def bounded():
         yield goes_on
     finally:
         timer.cancel()
+
+
+def test_a_trainer_that_joins_wants_its_run_to_go_on(store):
+    for role, wanted in (("sample", "stop"), ("train", "run")):
+        asyncio.run(store.set_control("run", wanted="stop"))
+        with Membership(store, [make(role)]) as membership:
+            membership.join()
+            assert asyncio.run(store.control("run")).wanted == wanted
+
+
+def test_only_the_store_confirms_a_membership(store):
+    with Membership(store, [make("train", lease_s=1000.0)]) as membership:
+        membership.join()
+        membership.confirm()
+        while not asyncio.run(
+            store.declare_lost(membership.id_of("train"), beats=asyncio.run(store.members("run"))[0].beats)
+        ):
+            pass
+        membership.check()
+        with pytest.raises(LostError, match="was declared lost"):
+            membership.confirm()
+        with pytest.raises(LostError):
+            membership.check()
 
 
 def test_the_members_of_a_process_join_beat_and_leave(store):

@@ -10,6 +10,7 @@ from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.loop import _published
 from agentrl_core.run.publication import check_in_process
 from agentrl_core.run.roles.joining import weights_place
+from agentrl_core.stores.files import UNNAMED
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ class OfServers:
 
 
 def place(components, tmp_path):
-    return weights_place(components, RunDirectory(tmp_path / "r"), "0123456789", writes=True)
+    return weights_place(components, RunDirectory(tmp_path / "r"), "0123456789", writer=UNNAMED)
 
 
 @pytest.mark.parametrize("use", ["nccl", "ipc"])

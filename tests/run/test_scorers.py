@@ -118,7 +118,7 @@ def test_what_a_tasks_scorer_cannot_do_is_told_with_its_line(tmp_path):
     for problem, start in zip(problems, starts, strict=True):
         assert problem.startswith(start)
     (note,) = notes
-    assert note.startswith("tasks.jsonl: 1 tasks name no scorer, and the default one, 'agentcpm', ")
+    assert note.startswith("tasks.jsonl: 1 tasks name no scorer (the default one, 'agentcpm', cannot be used: ")
 
 
 def test_a_task_may_not_name_code_unless_the_config_allows_it(tmp_path):

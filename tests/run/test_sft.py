@@ -140,11 +140,11 @@ def test_an_interrupted_run_ends_as_one_that_never_stopped(config, monkeypatch):
 def test_a_store_without_its_log_knows_every_step_of_a_checkpoint(config, tmp_path, monkeypatch):
     save, found = Tuner.save, []
 
-    def looking(tuner, folder, step, version):
+    def looking(tuner, folder, step, version, *, writer):
         copy = shutil.copy(folder.parents[1] / "agentrl.db", tmp_path / f"{step}.db")
         with contextlib.closing(sqlite3.connect(copy)) as db:
             found.append((step, *db.execute("SELECT max(step) FROM steps").fetchone()))
-        save(tuner, folder, step, version)
+        save(tuner, folder, step, version, writer=writer)
 
     monkeypatch.setattr(Tuner, "save", looking)
     FineTuner(config(name="flushed", trainer={"steps": 2, "save_steps": 1})).train()

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.util
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -240,3 +241,33 @@ def test_windows_has_the_standard_loop_in_place_of_uvloop(monkeypatch):
         spec.loader.exec_module(module)
     with contextlib.closing(module.LoopThread("agents", workers=1)) as loop:
         assert loop.run(asyncio.sleep(0, "it runs")) == "it runs"
+
+
+def test_short_waits_of_a_blocking_client_are_told_with_the_line(make_loop):
+    """No wait is long enough to block the loop, but looks at random times find one after the other."""
+    notices, told = [], threading.Event()
+
+    def notice(message):
+        notices.append(message)
+        told.set()
+
+    def serve(connection):
+        while not told.wait(timeout=0.1):
+            connection.sendall(b"reply\n")
+
+    async def agent(replies):
+        while not told.is_set():
+            replies.readline()
+            await asyncio.sleep(0)
+
+    client, server = socket.socketpair()
+    with client, server, client.makefile("rb") as replies:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        server.sendall(b"reply\n")
+        loop = make_loop(notice=notice)
+        work = asyncio.run_coroutine_threadsafe(agent(replies), loop._loop)
+        assert told.wait(timeout=60)
+        server.sendall(b"reply\n")  # the last one that the agent waits for
+        work.result(timeout=30)
+    assert len(notices) == 1
+    assert "(in agent) blocks the event loop that all agents share" in notices[0]

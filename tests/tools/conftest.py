@@ -94,7 +94,7 @@ def make_toolbox():
 def in_episode(make_toolbox):
     """Run `work(tools)` in an episode; return its result or error, the rows, the marks and the toolbox."""
 
-    def run(work, *servers, record_id="r0", **options):
+    def run(work, *servers, record_id="r0", takes_images=lambda: True, **options):
         async def episode():
             toolbox = make_toolbox(*servers, **options)
             rows, marks = [], {}
@@ -105,7 +105,10 @@ def in_episode(make_toolbox):
 
             await toolbox.start()
             tools = toolbox.open(
-                ToolEpisode(record_id=record_id, task_id="t0", data={}), keep=keep, mark=marks.setdefault
+                ToolEpisode(record_id=record_id, task_id="t0", data={}),
+                keep=keep,
+                mark=marks.setdefault,
+                takes_images=takes_images,
             )
             result = error = None
             try:

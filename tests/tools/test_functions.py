@@ -1,6 +1,10 @@
 import asyncio
+import datetime as dt
 import enum
-from typing import Annotated, Literal
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, NewType, TypedDict
 
 import attrs
 import pytest
@@ -44,6 +48,11 @@ class Counter:
 
     def close(self):
         CLOSED.append(self.count)
+
+class Wrong:
+    def all(self, *items): ...
+
+def anything(*items): ...
 
 CLOSED = []
 number = 3
@@ -111,11 +120,17 @@ def test_a_factory_gives_each_episode_an_object_of_its_own(build):
         ({"functions": ["own_tools.py:number"]}, "is int, which cannot be called"),
         ({"functions": ["own_tools.py:slow", "own_tools.py:slow"]}, "two of the functions have one name"),
         ({"functions": "own_tools.py:slow"}, "functions: expected a list"),
+        ({"functions": ["own_tools.py:anything"]}, r"own_tools\.py:\d+: anything: its parameter '\*items' cannot be"),
     ],
 )
 def test_wrong_options_name_the_option(build, options, said):
     with pytest.raises(ConfigError, match=said):
         build(**options)
+
+
+def test_an_object_with_a_method_that_json_cannot_call_is_refused(build):
+    with pytest.raises(ConfigError, match=r"tools\.servers: own_tools\.py:\d+: all: its parameter '\*items' cannot be"):
+        in_session(build(factory="own_tools.py:Wrong"))
 
 
 class Colour(enum.Enum):
@@ -141,6 +156,61 @@ def paint(
 
     :param note: a remark
     """
+
+
+class Widget:
+    pass
+
+
+class Node(TypedDict):
+    children: "list[Node]"
+
+
+UserId = NewType("UserId", int)
+
+
+def with_all(*items): ...
+def first_only(item, /): ...
+def misspelt(w: "Widgt"): ...  # noqa: F821
+def own(w: Widget): ...
+def nested_own(ws: list[Widget | None]): ...
+def callback(then: Callable[[int], int]): ...
+def number(n: 5): ...
+def tree(root: Node): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (with_all, "its parameter '*items' cannot be given by name"),
+        (first_only, "its parameter 'item' cannot be given by name"),
+        (
+            misspelt,
+            "the types of its parameters cannot be read (name 'Widgt' is not defined); correct them, and import",
+        ),
+        (own, "its parameter 'w' has a type that JSON cannot give: Widget; expected str, int"),
+        (nested_own, "its parameter 'ws' has a type that JSON cannot give: Widget"),
+        (callback, "its parameter 'then' has a type that JSON cannot give: collections.abc.Callable[[int], int]"),
+        (number, "its parameter 'n' has a type that JSON cannot give: 5"),
+        (tree, "its parameter 'root' has a type that contains itself"),
+    ],
+)
+def test_a_function_that_json_cannot_call_is_refused_with_its_place(function, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        describe_function(function)
+    line = function.__code__.co_firstlineno
+    assert str(raised.value).startswith(f"test_functions.py:{line}: {function.__name__}: ")
+
+
+def test_what_only_type_checkers_import_may_be_returned():
+    def found(user: UserId, day: dt.date, at: Path, **ignored) -> "Widgt": ...  # noqa: F821
+
+    assert describe_function(found).parameters["properties"] == {
+        "user": {"type": "integer"},
+        "day": {"type": "string", "format": "date"},
+        "at": {"type": "string"},
+    }
+    assert convert_arguments(found, {"user": 1, "day": "2026-11-23"})["day"] == dt.date(2026, 11, 23)
 
 
 def test_types_become_a_schema_and_arguments_become_the_types():

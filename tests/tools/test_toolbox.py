@@ -62,13 +62,6 @@ def test_tools_of_one_name_are_found_at_the_start(make_toolbox):
     assert second.ended
 
 
-def test_a_schema_never_makes_a_request(make_toolbox):
-    spec = ToolSpec(name="x", parameters={"properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}})
-    with pytest.raises(ToolServerError, match="invalid schema"):
-        started(make_toolbox(Listing(specs=[ToolSpec(name="x", parameters={"$ref": "http://127.0.0.1:9/schema"})])))
-    started(make_toolbox(Listing(specs=[spec])))  # only a call with the argument needs it
-
-
 def test_the_failure_of_one_server_to_close_does_not_keep_others_open(make_toolbox, caplog):
     class Stuck(FakeServer):
         async def close(self):

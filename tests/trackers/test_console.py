@@ -30,6 +30,7 @@ def tracker(tmp_path, output):
 FULL = {
     "rollout/lag_mean": 0.25,
     "rollout/groups_with_signal": 14.0,
+    "rollout/replies_cut": 0.25,
     "rollout/groups": 16.0,
     "rollout/tool_calls_per_episode": 2.5,
     "rollout/tokens_per_s": 12_345.6,
@@ -41,16 +42,17 @@ FULL = {
 
 def test_a_step_is_one_plain_line_under_its_columns(tracker, output, reports):
     tracker.step_finished(reports.step(12, 0.4375, **FULL))
-    signal, gap, header, row = output.getvalue().splitlines()
-    assert (signal.partition(":")[0], gap.partition(":")[0]) == ("signal", "gap")  # their meaning, once
-    assert " ".join(header.split()) == "step version lag reward signal tools/ep tokens/s entropy gap s/step"
-    assert row.split() == ["12", "13", "0.2", "0.438", "14/16", "2.50", "12,346", "0.710", "1.5e-06", "2.04"]
-    assert len(header) == len(row) <= 80
+    header, *meanings, row = output.getvalue().splitlines()
+    assert [line.partition(":")[0].strip() for line in meanings] == ["signal", "replies cut", "gap"]  # once
+    titles = "step version lag reward signal replies cut tools/ep tokens/s entropy gap s/step"
+    assert " ".join(header.split()) == titles
+    assert row.split() == ["12", "13", "0.2", "0.438", "14/16", "25%", "2.50", "12,346", "0.710", "1.5e-06", "2.04"]
+    assert len(header) == len(row)
 
 
 def test_metrics_that_are_missing_are_dashes(tracker, output, reports):
     tracker.step_finished(attrs.evolve(reports.step(1), metrics={}))
-    assert output.getvalue().splitlines()[-1].split() == ["1", "2", "-", "-", "-/-", "-", "-", "-", "-", "-"]
+    assert output.getvalue().splitlines()[-1].split() == ["1", "2", "-", "-", "-/-", *"------"]
 
 
 def test_the_columns_names_come_again(tracker, output, reports):
@@ -59,11 +61,26 @@ def test_the_columns_names_come_again(tracker, output, reports):
     assert output.getvalue().count("tools/ep") == 3
 
 
-def test_a_step_without_signal_is_loud(tracker, output, reports):
-    tracker.step_finished(reports.step(7, 0.0, **{"rollout/groups_with_signal": 0.0}))
-    tracker.step_finished(reports.step(8, 0.0, **{"rollout/groups_with_signal": 1.0}))
-    (warning,) = [line for line in output.getvalue().splitlines() if "WARNING" in line]
-    assert "step 7: all answers to each task got the same reward" in warning
+def test_a_warning_is_loud(tmp_path, output):
+    tracker = ConsoleTracker(run_dir=tmp_path, console=Console(file=output, width=80, force_terminal=True))
+    tracker.notice("WARNING step 7: every reward is 0")
+    tracker.notice("loading")
+    assert output.getvalue() == "\x1b[1;31mWARNING step 7: every reward is 0\x1b[0m\nloading\n"
+
+
+def test_a_run_that_learned_nothing_ends_without_a_trained_model(tracker, output, reports, tmp_path):
+    (tmp_path / "checkpoints" / "step-40").mkdir(parents=True)
+    tracker.run_finished(reports.summary(nothing_learned="nothing was learned: no step changed the weights"))
+    assert "run calm-otter finished, but nothing was learned: 40 steps" in output.getvalue()
+    assert "untrained model" in output.getvalue()
+    assert not any(words in output.getvalue() for words in ("  trained model", "serve it", "train it further"))
+
+
+def test_a_run_that_only_evaluates_tells_of_no_model(tracker, output, reports):
+    tracker.run_finished(reports.summary(steps=0, version=0))
+    assert "reward on heldout" in output.getvalue()
+    assert "model" not in output.getvalue()
+    assert "checkpoints" not in output.getvalue()
 
 
 def test_notices_and_evaluations_are_lines(tracker, output, reports):
@@ -93,27 +110,27 @@ def test_the_summary_tells_all_that_one_looks_for(tracker, output, reports, tmp_
     tracker.run_finished(reports.summary())
     text = output.getvalue()
     for expected in (
-        "run calm-otter finished: 40 steps, policy version 40, 4 min 12 s",
-        "reward on heldout    0.250 ± 0.020 after step 0 (256 records) -> 0.938 ± 0.020 after step 40 (256 records)",
-        "reward on seen       0.500 ± 0.020 after step 0 (256 records) -> 1.000 ± 0.020 after step 40 (256 records)",
-        "records              scored 12,500, failed(ValueError) 3",
-        "LLM calls            24,310",
-        "CPU seconds          agent 61.2 + gateway 24.0 + engine 80.5 + learner 70.2 = 236.0",
-        "sealed, head         3e81f72b",
-        "reward curve         reward.png",
-        "checkpoints          none in checkpoints",
-        "episodes             agentrl trace list .",
+        "run calm-otter finished: 40 steps, 4 min 12 s",
+        "reward on heldout  0.250 ± 0.020 -> 0.938 ± 0.020 (step 0 -> 40, 256 records)",
+        "reward on seen     0.500 ± 0.020 -> 1.000 ± 0.020 (step 0 -> 40, 256 records)",
+        "records            scored 12,500, failed(ValueError) 3",
+        "LLM calls          24,310",
+        "CPU seconds        236.0 (agent 61.2, gateway 24.0, engine 80.5, learner 70.2)",
+        "reward curve       reward.png",
+        "checkpoints        none in checkpoints",
+        "episodes           agentrl trace list .",
     ):
         assert expected in text
-    assert "resume" not in text
+    assert not any(word in text for word in ("resume", "sealed"))
+    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_a_run_under_runs_is_called_by_its_name_in_commands(tracker, output, reports, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     summary = reports.summary(status="interrupted", directory=str(tmp_path / "runs" / "calm-otter"))
     tracker.run_finished(summary)
-    assert "episodes             agentrl trace list calm-otter\n" in output.getvalue()
-    assert "resume it            agentrl runs resume calm-otter\n" in output.getvalue()
+    assert "episodes           agentrl trace list calm-otter\n" in output.getvalue()
+    assert "resume it          agentrl runs resume calm-otter\n" in output.getvalue()
 
 
 def test_a_run_that_failed_says_how_to_go_on_and_leaves_why_to_the_error(tracker, output, reports, tmp_path):
@@ -121,8 +138,8 @@ def test_a_run_that_failed_says_how_to_go_on_and_leaves_why_to_the_error(tracker
     text = output.getvalue()
     assert "run calm-otter failed" in text
     assert "the disk is full" not in text
-    assert "records              none" in text
-    assert f"resume it            agentrl runs resume {tmp_path}" in text
+    assert "records            none" in text
+    assert f"resume it          agentrl runs resume {tmp_path}" in text
     assert "reward curve" not in text
 
 
@@ -142,19 +159,24 @@ def test_the_summary_says_what_the_training_changed_and_how_to_use_the_model(tra
     tracker.run_finished(reports.summary(evals=()))
     text = output.getvalue()
     model = tmp_path / "checkpoints" / "step-10"
-    assert "training reward      0.200 at step 1 -> 0.700 at step 7 (mean of 3 steps each)" in text
-    assert f"trained model        {model}, a Hugging Face directory" in text
-    assert f"serve it           vllm serve {model}" in text
-    assert f"load it            AutoModelForCausalLM.from_pretrained('{model}')" in text
-    assert f"train it further   agentrl run CONFIG model.path={model}" in text
+    assert "training reward    0.200 at step 1 -> 0.700 at step 7 (3 steps each)" in text
+    assert f"trained model      {model}, a Hugging Face directory" in text
+    assert f"serve it         vllm serve {model}" in text
+    assert f"  train it further\n    agentrl run CONFIG \\\n    model.path={model}\n" in text
 
 
-@pytest.mark.parametrize(("warm_start", "told"), [({"data": "demos.jsonl"}, " warm_start=null\n"), (None, "\n")])
-def test_training_further_repeats_no_warm_start(tracker, output, reports, tmp_path, warm_start, told):
+@pytest.mark.parametrize(
+    ("warm_start", "told"), [({"data": "demos.jsonl"}, " \\\n    warm_start=null\n"), (None, "\n")]
+)
+def test_training_further_names_the_config_and_repeats_no_warm_start(
+    tracker, output, reports, tmp_path, monkeypatch, warm_start, told
+):
     (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
-    tracker.run_started(reports.run(config={"warm_start": warm_start}))
+    monkeypatch.chdir(tmp_path)
+    config = str(tmp_path / "configs" / "shop.yaml")
+    tracker.run_started(reports.run(config={"warm_start": warm_start}, config_file=config))
     tracker.run_finished(reports.summary())
-    assert f"agentrl run CONFIG model.path={tmp_path / 'checkpoints' / 'step-3'}{told}" in output.getvalue()
+    assert f"agentrl run configs/shop.yaml \\\n    model.path=checkpoints/step-3{told}" in output.getvalue()
 
 
 def test_a_run_that_trained_nothing_offers_no_trained_model_and_no_curve(tracker, output, reports, tmp_path):
@@ -162,7 +184,7 @@ def test_a_run_that_trained_nothing_offers_no_trained_model_and_no_curve(tracker
     tracker.run_started(reports.run(components={"trackers:curve": "agentrl-core==0.1.0 a:B"}))
     tracker.run_finished(reports.summary(status="failed", evals=()))
     text = output.getvalue()
-    assert f"untrained model      {tmp_path / 'checkpoints' / 'step-0'} (no step was finished)" in text
+    assert f"untrained model    {tmp_path / 'checkpoints' / 'step-0'} (no step was finished)" in text
     assert not any(word in text for word in ("reward curve", "vllm", "further"))
 
 
@@ -172,16 +194,35 @@ def test_one_step_has_nothing_to_compare(tracker, output, reports):
     assert "training reward" not in output.getvalue()
 
 
-@pytest.mark.parametrize("width", [30, 40, 60, 75, 76, 200])
-def test_a_row_is_never_wider_than_the_terminal(tmp_path, output, reports, width):
-    tracker = ConsoleTracker(run_dir=tmp_path, console=Console(file=output, width=width, force_terminal=True))
+TITLES = {"step", "reward", "signal", "s/step"}
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 88, 200])
+def test_a_row_is_never_wider_than_the_terminal(tmp_path, output, reports, width, verbose):
+    console = Console(file=output, width=width, force_terminal=True)
+    tracker = ConsoleTracker(run_dir=tmp_path, console=console, verbose=verbose)
     tracker.step_finished(reports.step(12, 0.4375, **FULL))
-    plain = [Text.from_ansi(line).plain for line in output.getvalue().splitlines()]
-    header, row = plain[-2:]
+    header, *_, row = [Text.from_ansi(line).plain for line in output.getvalue().splitlines()]
+    titles = set(header.replace("replies cut", "cut").split())
     assert len(header) == len(row) <= width
-    assert {"step", "reward", "signal", "s/step"} <= set(header.split())
-    assert len(header.split()) == len(row.split())
-    assert ("gap" in header) == (width >= 76)
+    assert len(titles) == len(row.split())
+    assert titles >= TITLES
+    if width < 88 and not verbose:
+        assert titles <= TITLES | {"cut"}
+    assert ("cut" in titles) == (width >= 40)
+    assert ("gap" in titles) == (width >= 88)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_summary_fits_a_terminal(tmp_path, output, reports, width):
+    tracker = ConsoleTracker(run_dir=tmp_path, console=Console(file=output, width=width, force_terminal=True))
+    (tmp_path / "checkpoints").mkdir()
+    counts = {f"failed({name}Error)": 1_000 for name in ("Value", "Key", "Type", "Index")}
+    tracker.run_finished(reports.summary(outcomes={"scored": 12_500, **counts}, directory="runs/x"))
+    lines = [Text.from_ansi(line).plain for line in output.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert "failed(IndexError) 1,000" in " ".join(line.strip() for line in lines)
 
 
 def test_a_pipe_has_all_columns_whatever_its_width(tmp_path, output, reports):

@@ -49,6 +49,13 @@ def test_from_then_on_the_duration_of_steps_does_with_what_is_between_them(clock
     assert pace.left_s(activity(step=4, steps=4, step_s=99.0)) is None
 
 
+def test_while_a_run_waits_for_others_no_time_is_left_to_tell(clock):
+    pace = Pace(clock)
+    pace.step_finished(0.6)
+    assert pace.left_s(activity(step=22, steps=30, step_s=600.0)) == pytest.approx(8 * 0.6)
+    assert pace.left_s(activity(step=22, steps=30, step_s=600.0, waits_for="a sampler")) is None
+
+
 @pytest.mark.parametrize(
     ("phase", "phase_s", "told"),
     [("sampling", 20.0, True), ("evaluating", 20.0, True), ("training", 20.0, False), ("sampling", 0.5, False)],

@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from agentrl_core.errors import RunError
+from agentrl_core.errors import LostError, RunError
+from agentrl_core.stores.files import Writer
 from agentrl_core.training.checkpoint import prune, restore_checkpoint
 from agentrl_core.training.master_weights import MasterWeights
 
@@ -173,6 +174,28 @@ def test_a_full_disk_leaves_no_draft(learner, tmp_path, monkeypatch, failure):
     with pytest.raises(RunError, match=r"cannot write the checkpoint .*step-1: .*output_dir"):
         one.save(tmp_path / "step-1", step=1, version=1)
     assert not list(tmp_path.iterdir())
+
+
+def test_two_writers_never_share_a_draft(learner, tmp_path):
+    """The one that was declared lost writes while its successor does."""
+    one = learner()
+
+    def check():
+        assert [path.name for path in tmp_path.glob(".*")] == [".step-1.former.draft"]
+        one.save(tmp_path / "step-1", step=1, version=2, writer=Writer(name="successor"))
+        raise LostError
+
+    with pytest.raises(LostError):
+        one.save(tmp_path / "step-1", step=1, version=1, writer=Writer(name="former", check=check))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert one.restore(tmp_path / "step-1") == (1, 2)
+
+
+def test_drafts_of_members_that_are_gone_are_removed_and_no_others(learner, tmp_path):
+    for name in (".step-1.a.draft", ".step-1.c.draft", ".step-9.draft"):
+        (tmp_path / name).mkdir()
+    learner().save(tmp_path / "step-1", step=1, version=1, writer=Writer(name="b", gone=frozenset({"a"})))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".step-1.c.draft", "step-1"]
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json", "model.safetensors"])

@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[2] / "cookbook/metrics.md"
 OF_THE_LOOP = {
     "rollout/answers_found",
     "rollout/calls_with_unseen_tools",
+    "rollout/tool_calls_failed",
     "rollout/groups_topped_up",
     "rollout/groups_stale",
     "rollout/groups_unusable",

@@ -1,14 +1,17 @@
 """Deltas from a trainer to servers: what is published, what servers make of it, and what a crash leaves behind."""
 
 import errno
+import json
 import os
 import shutil
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.weights.folders import content, make
@@ -18,7 +21,7 @@ from agentrl_core.errors import EngineError, WeightsError
 from agentrl_core.weights.delta import read_base
 from agentrl_core.weights.delta_writer import DeltaWriter
 from agentrl_core.weights.local_copies import LocalCopies
-from agentrl_core.weights.manifest import read_manifest
+from agentrl_core.weights.manifest import read_manifest, write_manifest
 from agentrl_core.weights.place import WeightsPlace
 
 STEPS = [make(shapes=((256, 32), (32,)))]
@@ -149,6 +152,63 @@ def test_a_damaged_delta_is_refused_and_the_next_whole_version_is_not(trainer, f
     else:
         path.write_bytes(data[:-9] if harm == "cut" else data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     with pytest.raises(WeightsError, match=r"version[ -]3"):
+        server.read(3)
+    trainer.publish(4, 5)
+    assert server.read(5) == trainer.whole(5)
+
+
+PATCH = "model.safetensors.patch"
+
+
+def without_width(folder):
+    delta = json.loads((folder / "delta.json").read_text())
+    del delta["files"]["model.safetensors"]["width"]
+    (folder / "delta.json").write_text(json.dumps(delta))
+
+
+def with_width_0(folder):
+    delta = json.loads((folder / "delta.json").read_text())
+    delta["files"]["model.safetensors"]["width"] = 0
+    (folder / "delta.json").write_text(json.dumps(delta))
+
+
+def deep(folder):
+    (folder / "delta.json").write_text("[" * 200_000)
+
+
+def huge_chunk(folder):
+    (folder / PATCH).write_bytes(struct.pack("<II", 2**32 - 1, 2**32 - 1))
+
+
+def empty_chunks(folder):
+    (folder / PATCH).write_bytes(struct.pack("<II", 0, 0) * 3)
+
+
+def bomb(folder):
+    """A chunk of 4 kB that unpacks to 64 MB."""
+    packed = zstandard.ZstdCompressor().compress(bytes(64 << 20))
+    (folder / PATCH).write_bytes(struct.pack("<II", 4096, len(packed)) + packed)
+
+
+def link(folder):
+    (folder / PATCH).unlink()
+    (folder / PATCH).symlink_to("/dev/zero")
+
+
+def fifo(folder):
+    (folder / PATCH).unlink()
+    os.mkfifo(folder / PATCH)
+
+
+@pytest.mark.parametrize("harm", [without_width, with_width_0, deep, huge_chunk, empty_chunks, bomb, link, fifo])
+def test_a_hostile_delta_with_a_manifest_of_its_own_is_refused(trainer, harm):
+    trainer.publish(1, 2, 3)
+    server = Server(trainer)
+    server.read(2)
+    folder = trainer.place.root / "version-3"
+    harm(folder)
+    write_manifest(folder, version=3)
+    with pytest.raises(WeightsError, match="version 3 of the weights is refused"):
         server.read(3)
     trainer.publish(4, 5)
     assert server.read(5) == trainer.whole(5)

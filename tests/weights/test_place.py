@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl_core.errors import EngineError, WeightsError
+from agentrl_core.errors import EngineError, LostError, WeightsError
+from agentrl_core.stores.files import Writer
 from agentrl_core.training.checkpoint import Companions
 from agentrl_core.weights.place import WeightsPlace
 from agentrl_testing.policy import toy_policy
@@ -90,6 +91,24 @@ def test_what_a_killed_trainer_left_is_no_version_and_goes_with_the_next(place, 
     assert place.versions() == [1]
     place.write(2, module)
     assert sorted(path.name for path in place.root.iterdir()) == ["version-1", "version-2"]
+
+
+def test_drafts_of_members_that_are_gone_are_removed_and_no_others(tmp_path, module):
+    place = WeightsPlace(tmp_path, writer=Writer(name="b", gone=frozenset({"a"})))
+    for name in (".version-2.a.draft", ".version-2.c.draft"):
+        (tmp_path / name).mkdir()
+    place.write(2, module)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".version-2.c.draft", "version-2"]
+
+
+def test_a_writer_that_may_not_write_any_more_publishes_nothing(tmp_path, module):
+    def check():
+        assert [path.name for path in tmp_path.iterdir()] == [".version-2.a.draft"]
+        raise LostError
+
+    with pytest.raises(LostError):
+        WeightsPlace(tmp_path, writer=Writer(name="a", check=check)).write(2, module)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_version_that_was_moved_aside_comes_back(place, module):

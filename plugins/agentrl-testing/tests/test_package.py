@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_every_kind_that_can_be_registered_can_be_begun():
 
 
 def test_names_follow_the_package(tmp_path):
-    files = write_package("agentrl-my-lab", "scorers", tmp_path)
+    files = write_package("agentrl-my-lab", ["scorers"], tmp_path)
     root = tmp_path / "agentrl-my-lab"
     assert [str(path.relative_to(root)) for path in files] == [
         "pyproject.toml",
@@ -36,7 +37,7 @@ def test_names_follow_the_package(tmp_path):
 @pytest.mark.parametrize("name", ["agentrl-notebook", "agentrl-crew", "agentrl-tasks"])
 def test_a_name_of_the_package_never_hides_another_of_its_template(name, tmp_path):
     for kind in SCAFFOLDS:
-        for path in write_package(name, kind, tmp_path / kind):
+        for path in write_package(name, [kind], tmp_path / kind):
             tree = ast.parse(path.read_text()) if path.suffix == ".py" else ast.Module([], [])
             names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
             assert len(names) == len(set(names)), path
@@ -52,14 +53,14 @@ def test_a_name_of_the_package_never_hides_another_of_its_template(name, tmp_pat
 )
 def test_what_cannot_be_is_refused(name, kind, told, tmp_path):
     with pytest.raises(PluginError, match=told):
-        write_package(name, kind, tmp_path)
+        write_package(name, [kind], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten(tmp_path):
-    write_package("agentrl-lab", "tool_parser", tmp_path)
+    write_package("agentrl-lab", ["tool_parser"], tmp_path)
     with pytest.raises(PluginError, match="agentrl-lab exists already"):
-        write_package("agentrl-lab", "tool-parser", tmp_path)
+        write_package("agentrl-lab", ["tool-parser"], tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def packages(tmp_path_factory):
     """A package of each kind, and the folder into which they are installed."""
     folder, site = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp("site")
     for kind in SCAFFOLDS:
-        write_package(f"agentrl-new-{kind}", kind, folder)
+        write_package(f"agentrl-new-{kind}", [kind], folder)
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-compile"]
     command = [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(site), *folder.iterdir()]
     subprocess.run(command, check=True)
@@ -104,6 +105,30 @@ def test_the_command_tells_what_it_wrote(run, tmp_path):
         if word not in last
     ] == []
     assert all((tmp_path / line).is_file() for line in written)
+
+
+def test_a_package_may_have_components_of_several_kinds(tmp_path):
+    kinds = ["loss", "scorer", "advantage", "losses"]
+    names = {str(path.relative_to(tmp_path / "agentrl-lab")) for path in write_package("agentrl-lab", kinds, tmp_path)}
+    assert names >= {f"src/agentrl_lab/{kind}.py" for kind in kinds[:3]} | {
+        f"tests/test_{kind}.py" for kind in kinds[:3]
+    }
+    project = tomllib.loads((tmp_path / "agentrl-lab" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"] == {
+        "agentrl.losses": {"lab": "agentrl_lab.loss:Lab"},
+        "agentrl.scorers": {"lab": "agentrl_lab.scorer:score"},
+        "agentrl.advantages": {"lab": "agentrl_lab.advantage:Lab"},
+    }
+    readme = (tmp_path / "agentrl-lab" / "README.md").read_text(encoding="utf-8")
+    assert [words in readme for words in ("loss: {use: lab", "default_scorer: lab", "advantage: {use: lab")] == [
+        True
+    ] * 3
+
+
+def test_the_help_lists_the_kinds(run):
+    code, told = run("-m", "agentrl_core", "plugins", "new", "--help")
+    assert code == 0, told
+    assert [kind for kind in SCAFFOLDS if kind not in "".join(told.split())] == []
 
 
 @pytest.mark.slow

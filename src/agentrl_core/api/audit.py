@@ -130,7 +130,7 @@ def step_digest(step: StepRow) -> str:
 
 
 def version_digest(row: VersionRow) -> str:
-    """Return the digest of a publication of weights."""
+    """Return the digest of a publication of weights without `voided`, which follows from later seals."""
     return _digest("version", _exact([row.version, row.step, float(row.published_at)], f"version {row.version}"))
 
 
@@ -187,6 +187,10 @@ class Seal:
     """Name of a checkpoint's folder -> digest of its manifest; a later link replaces an earlier one's."""
     weights: Mapping[str, str] = attrs.field(factory=dict, validator=_texts)
     """Policy version in decimal -> digest of the manifest of its published weights."""
+    model: Mapping[str, str] = attrs.field(factory=dict, validator=_texts)
+    """File in the folder of the policy before training -> digest of its content; in one link of the chain."""
+    status: str = ""
+    """Status with which the process left the run, in a link of the kind `end`."""
     open_groups: Sequence[str] = attrs.field(default=(), validator=attrs.validators.deep_iterable(_text))
     """Groups that other processes were still sampling at the end; their records may end later."""
 

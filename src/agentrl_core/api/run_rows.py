@@ -133,6 +133,8 @@ class VersionRow:
     step: int
     """Number of optimizer steps behind the weights."""
     published_at: float
+    voided: bool = False
+    """True if a resumed run went on from an earlier step."""
 
 
 @attrs.frozen(kw_only=True)

@@ -80,8 +80,8 @@ class Scorer(Protocol):
     gets the answer and the reference as texts.
 
     Returns a number, a `Score`, `{interaction id: number}`, or None: *no score*, which is never 0. An exception is no
-    score either; raise `EpisodeError("no_score", why)` for what you foresee. A scorer may declare these attributes on
-    the function, class or object:
+    score either; raise `EpisodeError("no_score", why)` for what you foresee, and `EnvironmentLostError` if the
+    environment of the episode is gone. A scorer may declare these attributes on the function, class or object:
 
     `needs_reference = True`: a task without an answer is refused before the run starts. `check_task(task)`: called
     before the run starts with every task that names the scorer; raises ValueError if it cannot score the task.

@@ -136,6 +136,10 @@ class RunReader(Protocol):
         """Return the links of the run's audit chain by number, or only the `newest` ones."""
         ...
 
+    async def num_sealed(self, run_id: str) -> int:
+        """Return the number of records that `add_seal` has marked; fewer in the links show that links were removed."""
+        ...
+
     async def close(self) -> None:
         """Release the database; closing again does nothing, other calls raise `StoreError`."""
         ...
@@ -148,6 +152,11 @@ class Store(RunReader, Protocol):
     constructor has them: a file in the run's folder that the store may use, and the run's name. Its attribute `read`,
     a class method or a class, takes the same arguments and returns a `RunReader` that changes nothing.
 
+    The writes of a trainer take its `member_id`. With it they raise `MemberError`, and change nothing, unless this
+    member is live: a trainer that was suspended for longer than its lease may have a successor, which goes on from an
+    earlier step with the same groups. The store decides that together with the write, so that no successor joins
+    between the two. Without `member_id`, any process may write: that of a run without members.
+
     If options name environment variables with secrets, a static method `secret_variables` of the class returns the
     variables' names for a mapping of options. Processes for agents, scorers and rewards do not get those variables.
 
@@ -159,7 +168,7 @@ class Store(RunReader, Protocol):
         """Add a run; raise `StoreError` if its name exists."""
         ...
 
-    async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:
+    async def update_run(self, run_id: str, *, status: str, error: str = "", member_id: str = "") -> None:
         """Set the run's status."""
         ...
 
@@ -229,7 +238,14 @@ class Store(RunReader, Protocol):
         ...
 
     async def add_evaluation(
-        self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool = True
+        self,
+        run_id: str,
+        task_set: str,
+        task_ids: Sequence[str],
+        *,
+        version: int,
+        claimable: bool = True,
+        member_id: str = "",
     ) -> Sequence[str]:
         """Ask for one episode on each task; return the ids of the groups, in the order of `task_ids`.
 
@@ -245,14 +261,14 @@ class Store(RunReader, Protocol):
         """
         ...
 
-    async def admit(self, run_id: str, steps: int) -> None:
+    async def admit(self, run_id: str, steps: int, *, member_id: str = "") -> None:
         """Let sampling go on as `Admission` allows after `steps` optimizer steps.
 
         Positions of groups that ended unusable before this call are released: they may be claimed again.
         """
         ...
 
-    async def replace_groups(self, run_id: str, count: int) -> None:
+    async def replace_groups(self, run_id: str, count: int, *, member_id: str = "") -> None:
         """Admit `count` more groups for the next step, in place of groups that were taken and then filtered out."""
         ...
 
@@ -328,7 +344,9 @@ class Store(RunReader, Protocol):
         """
         ...
 
-    async def take_groups(self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None) -> list[Group]:
+    async def take_groups(
+        self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None, member_id: str = ""
+    ) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them.
 
         The order is that of submission: by the steps that were done when a group's version was published, which are
@@ -340,7 +358,7 @@ class Store(RunReader, Protocol):
         """
         ...
 
-    async def close_sampling(self, run_id: str) -> None:
+    async def close_sampling(self, run_id: str, *, member_id: str = "") -> None:
         """Announce that no more groups will come; `take_groups` wakes up and stops waiting for open groups."""
         ...
 
@@ -349,12 +367,11 @@ class Store(RunReader, Protocol):
 
         `groups` of the step names every group that was taken for it, including groups of which a filter left no
         sample. Raises `StoreError` if a step with its number is not voided, or if one of its groups has been trained
-        or set aside meanwhile. With `member_id`, raises `MemberError`, and trains nothing, unless this member is live:
-        a trainer that was suspended may have a successor, which goes on from an earlier step with the same groups.
+        or set aside meanwhile.
         """
         ...
 
-    async def void_after(self, run_id: str, step: int) -> int:
+    async def void_after(self, run_id: str, step: int, *, member_id: str = "") -> int:
         """Void the steps after `step`, so that the run can continue from there; return the number of voided steps.
 
         The versions that later steps published are void too. A training group that no live step consumed keeps what it
@@ -372,7 +389,7 @@ class Store(RunReader, Protocol):
         """Return the position from which sampling and versions continue; only live steps up to `step` count."""
         ...
 
-    async def add_version(self, run_id: str, version: int, *, step: int) -> None:
+    async def add_version(self, run_id: str, version: int, *, step: int, member_id: str = "") -> None:
         """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
         ...
 
@@ -384,7 +401,7 @@ class Store(RunReader, Protocol):
         """
         ...
 
-    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
+    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int], member_id: str = "") -> None:
         """Append a link to the run's audit chain, which names `records`: id -> `EndedRecord.num_calls`.
 
         Raises `StoreError` if the chain has a link of this number.

@@ -21,6 +21,10 @@ episodes; `session`, the server keeps the state of episodes apart itself, by the
 each episode has a server process or container of its own."""
 
 
+SERVER_OUTPUT = "agentrl_core.tools.server_output"
+"""Logger of what the processes of servers print, at level DEBUG; `agentrl tools call` shows it if a call fails."""
+
+
 @attrs.frozen(kw_only=True)
 class ToolSpec:
     """A tool as a server describes it."""
@@ -107,7 +111,11 @@ class ToolServer(Protocol):
 
     The constructor only keeps its options. One object serves all episodes of a process, concurrently. An attribute
     `isolation` says which `Isolation` its sessions have. It may also have `list_tools()`, awaited after `start`: the
-    tools that every episode has are then checked before the first episode.
+    tools that every episode has are then checked before the first episode. It may have `check_start(connect=…)`, called
+    before anything is loaded for a run: it raises `ConfigError`, with option and remedy, for what will keep it from
+    starting on this machine, and with `connect` also if it cannot be reached. And it may have
+    `async def examine(self, tasks)`: `agentrl doctor` awaits it after `start` with the run's tasks, and shows each text
+    that it returns as something wrong, such as a task that nobody can solve.
     """
 
     isolation: Isolation

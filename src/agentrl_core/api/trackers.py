@@ -19,6 +19,8 @@ class RunInfo:
     config: Mapping[str, Any]
     components: Mapping[str, str]
     """`kind:name` -> `dist==version module:attr`."""
+    config_file: str = ""
+    """Path of the config's file; empty if the config did not come from a file, or comes from the run's own folder."""
     command: str = "run"
     """Command of the run. A run of `sft`, supervised fine-tuning, has neither episodes nor rewards."""
 
@@ -78,6 +80,8 @@ class RunSummary:
     exact_tokens: int = 0
     """Number of trained tokens that the engine is known to have sampled after exactly the trained prompt."""
     error: str = ""
+    nothing_learned: str = ""
+    """Reason why no step changed the weights; empty if one did, or if the run took none."""
     head: str = ""
     """Digest of the last seal of the run's audit chain, for `agentrl trace verify --head`."""
     groups: Mapping[str, int] = attrs.field(factory=dict)
@@ -112,6 +116,8 @@ class Activity:
     """Outcome (with reason) -> number of records of this process that ended with it and without a reward."""
     newest_failure: str = ""
     """Outcome (with reason) of the newest failed record."""
+    waits_for: str = ""
+    """Text about what keeps the run from going on, such as a sampler that is missing; empty while it goes on."""
 
 
 class Tracker(Protocol):

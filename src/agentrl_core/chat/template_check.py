@@ -10,7 +10,7 @@ import attrs
 from agentrl_core.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.types import Message
@@ -36,6 +36,11 @@ class TemplateCheck:
     """Kinds of turns that re-rendering changes."""
     forked: tuple[str, ...] = ()
     """Kinds of turns from which the template cannot continue."""
+
+    def concerns(self, turns: Iterable[Message]) -> bool:
+        """Return whether any of these turns of the past is of a kind that the template changes or forks at."""
+        kinds = {*self.changed, *self.forked}
+        return bool(kinds) and any(not kinds.isdisjoint(_kinds(turn)) for turn in turns)
 
     def __str__(self) -> str:
         if self.stability is Stability.STABLE:
@@ -90,6 +95,14 @@ def _cases(*, thinks: bool) -> Iterator[tuple[str, Message, list[Message]]]:
     if thinks:
         yield "reasoning", {**text, "reasoning_content": _THOUGHT}, question
         yield "reasoning before tool calls", {**call, "reasoning_content": _THOUGHT}, result
+
+
+def _kinds(turn: Message) -> set[str]:
+    """Return the kinds of turns, as `_cases` names them, that a turn belongs to."""
+    thinks = bool(turn.get("reasoning_content")) or "<think>" in str(turn.get("content"))
+    if not turn.get("tool_calls"):
+        return {"reasoning"} if thinks else {"plain text"}
+    return {"tool calls", "reasoning", "reasoning before tool calls"} if thinks else {"tool calls"}
 
 
 def _sampled(chat: Chat, turn: Message, start: str) -> str:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from agentrl_core.cli.printing import echo
 from agentrl_core.errors import AgentRLError, PluginError, Terminated
 from agentrl_core.plugins.builtins import COMMANDS
 from agentrl_core.plugins.references import one_line, resolve
@@ -59,10 +60,10 @@ class LazyGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            typer.echo(str(stop) or "interrupted", err=True)
+            echo(str(stop) or "interrupted", err=True)
             raise typer.Exit(130) from None
         except Terminated as stop:
-            typer.echo(stop.message, err=True)
+            echo(stop.message, err=True)
             raise
 
 
@@ -117,7 +118,7 @@ def _plugin_commands() -> dict[str, str]:
 
 def _print_help(ctx: typer.Context, value: bool) -> None:  # noqa: FBT001  # the signature of an option's callback
     if value:
-        typer.echo(ctx.get_help())
+        echo(ctx.get_help())
         raise typer.Exit
 
 
@@ -125,7 +126,7 @@ def _print_version(value: bool) -> None:  # noqa: FBT001  # the signature of an 
     if value:
         from agentrl_core.plugins.discovery import core_version
 
-        typer.echo(f"agentrl {core_version()}")
+        echo(f"agentrl {core_version()}")
         raise typer.Exit
 
 
@@ -155,7 +156,10 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Run the command line and return its exit code.
+
+    0, 1 for failure, 2 for usage, 3 for a run that learned nothing, 130 for Ctrl-C, 143 for SIGTERM.
+    """
     if arguments is not None:
         return _main(list(arguments))
     code = _main(sys.argv[1:])
@@ -202,5 +206,5 @@ def _bound_exit(code: int) -> None:
 def _fail(message: str, exit_code: int, *, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    typer.echo(f"error: {message}", err=True)
+    echo(f"error: {message}", err=True)
     return exit_code

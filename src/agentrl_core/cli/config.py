@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from agentrl_core.cli.printing import echo
 from agentrl_core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -43,19 +44,21 @@ def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as
     if as_json:
         print_json(plain)
     else:
-        typer.echo(write_yaml(plain), nl=False)
+        echo(write_yaml(plain), nl=False)
 
 
 def _settled(loaded: LoadedConfig[C]) -> C:
-    """Return the config as a run would use it; print a note and return it unchanged if its loss cannot be found."""
+    """Return the config as a run would use it, unchanged if its loss cannot be found; print notes on it."""
     from agentrl_core.plugins.manager import load_registry
     from agentrl_core.run.loss import settled
 
+    for note in loaded.notes:
+        typer.echo(f"note: {note}", err=True)
     plugins = loaded.run.plugins
     try:
         return settled(loaded, load_registry(plugins.block, on_error=plugins.on_error))
     except PluginError as error:
-        typer.echo(f"note: {error}", err=True)
+        echo(f"note: {error}", err=True)
         return loaded.run
 
 
@@ -68,19 +71,20 @@ def check(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False) -
     """
     problems, notes = _check_sft(config, overrides) if sft else _check_run(config, overrides)
     for note in notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
     if problems:
         raise ConfigError("\n".join(problems))
-    typer.echo("ok")
+    echo("ok")
 
 
 def _check_run(config: Path, overrides: list[str] | None) -> tuple[Sequence[str], Sequence[str]]:
     from agentrl_core.config import load
     from agentrl_core.run.checks import check_config
-    from agentrl_core.run.tools import servers_down
+    from agentrl_core.run.tools import servers_down, start_problems
 
     loaded = load(config, overrides or ())
     problems, notes = check_config(loaded)
+    problems = problems or list(start_problems(loaded))
     if not problems and (down := servers_down(loaded)):
         notes = [*notes, f"{loaded.where('tools.servers')}: {down}; the servers must be there when the run starts"]
     return problems, notes

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from agentrl_core.cli.episode_text import content_text, printable
+from agentrl_core.cli.episode_text import content_text
 from agentrl_core.cli.find_run import RunsOption, open_episode
 from agentrl_core.cli.output import print_json
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.trace_text import parted_lines, plain_decoder
+from agentrl_core.config.terminal import printable
 from agentrl_core.data.comparison import shared_tokens, without_call_ids
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def diff(
         print_json(head | attrs.asdict(found, recurse=False))
     else:
         for line in _lines(first, second, found, plain_decoder(folder)):
-            typer.echo(line)
+            echo(line)
     if not same:
         raise typer.Exit(1)
 

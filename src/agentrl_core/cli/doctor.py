@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from agentrl_core.cli.printing import echo
+
 
 def doctor(
     config: Annotated[
@@ -32,9 +34,9 @@ def doctor(
     for finding in examine(config, overrides or (), try_step=try_step):
         findings.append(finding)
         if not as_json:
-            typer.echo(f"{'ok' if finding.ok else 'WRONG':<5}  {finding.check:<8}  {finding.told}")
+            echo(f"{'ok' if finding.ok else 'WRONG':<5}  {finding.check:<8}  {finding.told}")
             if finding.fix:
-                typer.echo(f"{'':<17}fix: {finding.fix}")
+                echo(f"{'':<17}fix: {finding.fix}")
     if as_json:
         print_json(findings)
     if not all(finding.ok for finding in findings):

@@ -9,7 +9,9 @@ import attrs
 
 from agentrl_core.api.compaction import COMPACTION, compaction_of
 from agentrl_core.chat.drift import drift_of
+from agentrl_core.config.terminal import printable
 from agentrl_core.data.tool_calls import by_asking_call
+from agentrl_core.types import ToolOutcome
 from agentrl_core.weights.witness import verify
 
 if TYPE_CHECKING:
@@ -196,7 +198,8 @@ def _tool_call(call: ToolCall, indent: str, *, full: bool) -> Iterator[Line]:
     yield Line(printable(f"{indent}tool [{call.seq}] {call.name}  {', '.join(facts)}"), heading=True)
     indent += "    "
     yield from _labelled("arguments", cut(_json_text(call.arguments)), indent)
-    if call.sent is not None or call.tool not in ("", call.name):
+    was_sent = call.attempts > 0 and call.outcome is not ToolOutcome.NOT_SENT
+    if was_sent and (call.sent is not None or call.tool not in ("", call.name)):
         sent = call.arguments if call.sent is None else call.sent
         yield from _labelled("sent", cut(f"{call.tool}({_json_text(sent)})"), indent)
     if call.error:
@@ -254,13 +257,3 @@ def _labelled(label: str, text: str, indent: str) -> Iterator[Line]:
     for line in text.split("\n"):
         yield Line(f"{indent}{label:<{_LABEL}}{printable(line)}".rstrip())
         label = ""
-
-
-def printable(text: str) -> str:
-    """Escape control characters, which could move the terminal's cursor or change its colours.
-
-    Tool results and replies are untrusted text.
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)

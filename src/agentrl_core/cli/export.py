@@ -13,6 +13,7 @@ import attrs
 import typer
 
 from agentrl_core.cli.find_run import RunsOption, find_run, open_run
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.trace_text import plain_decoder
 from agentrl_core.config.invocation import command_line
 from agentrl_core.data.export.names import Format
@@ -73,11 +74,11 @@ def export(
         chosen = records if every else _chosen(selection, records, row)
         writing = _Export(store=store, run=row, maker=maker, with_altered=every)
         writing.write(chosen, output)
-    typer.echo(writing.summary(), err=True)
+    echo(writing.summary(), err=True)
     if again:
-        typer.echo(f"left out: {len(again)} records of steps that the run repeated when it was resumed", err=True)
+        echo(f"left out: {len(again)} records of steps that the run repeated when it was resumed", err=True)
     if writing.altered:
-        typer.echo(
+        echo(
             f"left out: {', '.join(writing.altered)}, whose tokens are not what the engine sampled "
             f"({command_line('trace', 'verify')})",
             err=True,

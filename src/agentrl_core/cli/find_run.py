@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 RunsOption: TypeAlias = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 RunArgument: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or its folder.")]
+
+
+_NEAREST = 3
+"""Number of names that a message about an unknown run shows."""
 
 
 @attrs.frozen
@@ -96,7 +101,10 @@ def find_directory(run: str, runs: Path) -> Path:
         if path.is_file():
             return path.parent
     names = sorted(place.directory.name for place in places_of(runs))
-    known = did_you_mean(run, names) or (f" (runs there: {', '.join(names)})" if names else f" ({runs} has no runs)")
+    nearest = difflib.get_close_matches(run, names, n=_NEAREST, cutoff=0.0)
+    known = did_you_mean(run, names) or (
+        f" (the nearest there: {', '.join(nearest)})" if nearest else f" ({runs} has no runs)"
+    )
     raise UsageError(
         f"no run '{run}' in {runs}{known}; give a name that `{command_line('runs', 'list')}` prints, or a folder"
     )

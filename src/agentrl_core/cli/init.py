@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from agentrl_core.cli.printing import echo
+
 
 def init(
     folder: Annotated[
@@ -22,13 +24,11 @@ def init(
     place = folder or Path() if agent else folder or Path("demo")
     written = write_config(place, agent) if agent else write_demo(place)
     for path in written:
-        typer.echo(path)
+        echo(path)
     config = near(written[0])
     if agent:
-        typer.echo(
-            f"next: put your tasks into {place / 'tasks.jsonl'}, set the model in {config}, then try one episode:"
-        )
-        typer.echo(f"  {command_line('doctor', config)}")
+        echo(f"next: put your tasks into {place / 'tasks.jsonl'}, set the model in {config}, then try one episode:")
+        echo(f"  {command_line('doctor', config)}")
     else:
-        typer.echo("next:")
-    typer.echo(f"  {command_line('run', config)}")
+        echo("next:")
+    echo(f"  {command_line('run', config)}")

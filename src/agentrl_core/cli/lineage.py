@@ -18,6 +18,7 @@ from agentrl_core.cli.lineage_facts import (
 )
 from agentrl_core.cli.lineage_links import Lineage
 from agentrl_core.cli.output import print_json
+from agentrl_core.cli.printing import echo
 from agentrl_core.errors import UsageError
 from agentrl_core.weights.manifest import MANIFEST
 
@@ -52,7 +53,7 @@ def lineage(
         return
     for item in facts:
         for line in _lines(item):
-            typer.echo(line)
+            echo(line)
 
 
 def _facts(

@@ -250,7 +250,14 @@ class Lineage:
             return f"no step has trained it: only scored records are trained, and this one is {record.outcome.value}"
         taken = [row.step for row in self.steps if record.group_id in row.groups and not row.voided]
         if taken:
-            return f"step {taken[0]} took its group, but no sample of this record was left (filters, or no advantage)"
+            group = asyncio.run(self._store.records(record.run_id, task_id=record.task_id))
+            rewards = {item.reward for item in group if item.group_id == record.group_id and item.reward is not None}
+            why = (
+                f"all records of the group got the reward {record.reward:g}"
+                if len(rewards) == 1
+                else "the filters left it out, or its calls had no advantage"
+            )
+            return f"step {taken[0]} took its group, but did not train this record: {why}"
         return "no step has consumed it"
 
     def _consumed(self, episode: Episode, tokens: int) -> Consumed:

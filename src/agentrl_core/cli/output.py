@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import attrs
 import typer
 
+from agentrl_core.cli.printing import echo
+from agentrl_core.config.terminal import printable
+from agentrl_core.errors import NothingLearnedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from agentrl_core.api.trackers import RunSummary
 
 JsonSwitch: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -20,19 +26,20 @@ JsonSwitch: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print aligned columns, without a header if `header` is empty."""
     lines = [header, *rows] if header else rows
+    lines = [[printable(cell) for cell in line] for line in lines]
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     for line in lines:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def print_json(value: Any) -> None:
     """Print `value` as JSON, attrs objects as their fields; NaN and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(_plain(value), indent=2))
+    echo(json.dumps(_plain(value), indent=2))
 
 
 def print_json_line(value: Any) -> None:
     """Print `value` as one line of JSON, for output that goes on."""
-    typer.echo(json.dumps(_plain(value)))
+    echo(json.dumps(_plain(value)))
 
 
 @contextmanager
@@ -49,6 +56,12 @@ def only_json(as_json: bool) -> Iterator[Callable[[Any], None]]:  # noqa: FBT001
                 print_json(value)
 
         yield show
+
+
+def check_learned(summary: RunSummary) -> None:
+    """Raise `NothingLearnedError` for a run that has finished without a step that changed the weights."""
+    if summary.nothing_learned:
+        raise NothingLearnedError(summary.nothing_learned)
 
 
 def size_text(size: int) -> str:

@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from agentrl_core.cli import HelpSwitch, PluginsGroup  # typer reads annotations at run time
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.cli.printing import echo
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins.kinds import KINDS
@@ -81,15 +82,15 @@ def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, a
         print_json(_package_json(package) | {"traceback": trace})
         return
     needs = f", declares agentrl-core{package.requires}" if package.requires else ""
-    typer.echo(f"{package.distribution} {package.version}: {package.status}{needs}")
+    echo(f"{package.distribution} {package.version}: {package.status}{needs}")
     if package.status != "ok":
-        typer.echo(f"  {package.trouble}")
+        echo(f"  {package.trouble}")
     print_table((), [(f"  {item.kind}", item.name, item.path, item.summary) for item in package.entries])
     if package.hooks:
-        typer.echo(f"  hooks  {' '.join(package.hooks)}")
+        echo(f"  hooks  {' '.join(package.hooks)}")
     _print_notes(package.notes)
     if trace:
-        typer.echo(f"\n{trace}", nl=False)
+        echo(f"\n{trace}", nl=False)
 
 
 def _list_kind(registry: Registry, kind: str, *, as_json: bool) -> None:
@@ -118,7 +119,7 @@ def _near_misses(packages: Iterable[Package]) -> list[str]:
 
 def _print_notes(notes: Iterable[str]) -> None:
     for note in notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
 
 
 def _entry_json(entry: Entry) -> dict[str, str]:

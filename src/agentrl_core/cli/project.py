@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -18,6 +19,7 @@ _LARGEST = 4
 _DEMONSTRATIONS = 480
 _RIGHT = 0.3
 """Share of right demonstrations; the others are off by one, so that reinforcement learning has something to improve."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OWN_TASKS = ({"id": "t1", "query": "What is 6 times 7?", "answer": "42"},)
 
 
@@ -43,18 +45,58 @@ def write_config(folder: Path, agent: str) -> list[Path]:
     if not is_reference(agent):
         raise UsageError(f"--agent: expected file.py:name, or my_package.module.Name, found '{agent}'")
     file, colon, name = agent.rpartition(":")
+    source = file
     if file.endswith(".py"):
         if not Path(file).is_file():
             raise UsageError(f"--agent: there is no file {file}")
         # Paths in a config are relative to the config's folder.
         file = os.path.relpath(Path(file).expanduser(), folder)
     tasks = "tasks.jsonl"
-    texts = {
-        "config.yaml": Template(_template("project_config.yaml")).substitute(workflow=file + colon + name, tasks=tasks)
+    scorer = "default_scorer: exact_match"
+    values = {
+        "workflow": file + colon + name,
+        "tasks": tasks,
+        "scorer": f"{scorer}      # scores the last reply, because this agent returns no reward; or numeric, …"
+        if file and _leaves_scoring(source, name)
+        else f"# {scorer}     # scores the last reply if the agent returns no reward; or numeric, …",
     }
+    texts = {"config.yaml": Template(_template("project_config.yaml")).substitute(values)}
     if not (folder / tasks).exists():
         texts[tasks] = _lines(iter(_OWN_TASKS))
     return _write(folder, texts)
+
+
+def _leaves_scoring(file: str, name: str) -> bool:
+    """Return whether an agent in a file returns no reward: a framework's object, or code without `return VALUE`.
+
+    Its code is read and not run; if it cannot be read, `doctor` says so.
+    """
+    try:
+        top = ast.parse(Path(file).read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    for node in top:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                return True
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            run = next((item for item in node.body if isinstance(item, _FUNCTIONS) and item.name == "run"), None)
+            return run is None or not _returns_reward(run)
+        if isinstance(node, _FUNCTIONS) and node.name == name:
+            # A function without parameters makes an agent.
+            return not (node.args.args or node.args.posonlyargs) or not _returns_reward(node)
+    return False
+
+
+def _returns_reward(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function returns anything but None and an `Answer`, which goes to the scorer."""
+    values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    return any(
+        not (isinstance(value, ast.Constant) and value.value is None)
+        and not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Answer")
+        for value in values
+    )
 
 
 def _demo_tasks() -> Iterator[Mapping[str, object]]:

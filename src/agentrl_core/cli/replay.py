@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from agentrl_core.cli.episode_text import content_text, episode_lines, printable
+from agentrl_core.cli.episode_text import content_text, episode_lines
 from agentrl_core.cli.find_run import RunsOption, open_episode
 from agentrl_core.cli.output import print_json
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.trace_text import parted_lines, plain_decoder
+from agentrl_core.config.terminal import printable
 from agentrl_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def replay(
         print_json(attrs.asdict(report, recurse=False) | {"identical": report.identical})
     else:
         for line in _lines(report, plain_decoder(folder)):
-            typer.echo(line)
+            echo(line)
     if not report.identical:
         raise typer.Exit(1)
 
@@ -85,16 +87,16 @@ def _print_resampled(found: Resampled, before: Episode, task: Task, folder: Path
         print_json(found)
     elif found.episode is not None:
         old, new = (_reward(item.record) for item in (before, found.episode))
-        typer.echo(
+        echo(
             f"record {name}: {found.repeated} calls as recorded, sampled from call [{found.turn}] on by version "
             f"{found.version} ({found.weights}); {old} recorded, {new} now; not stored"
         )
         for line in episode_lines(found.episode, task):
-            typer.secho(line.text, bold=line.heading)
+            typer.secho(printable(line.text), bold=line.heading)
     elif found.divergence is not None:
-        typer.echo(f"record {name}: DIFFERENT at call {found.divergence.call}, before call [{found.turn}]")
+        echo(f"record {name}: DIFFERENT at call {found.divergence.call}, before call [{found.turn}]")
         for text in _divergence(found.divergence, plain_decoder(folder)):
-            typer.echo(text)
+            echo(text)
     if found.episode is None:
         raise typer.Exit(1)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_core.cli.find_run import RunArgument, RunsOption, find_directory, find_run, open_for_control
-from agentrl_core.cli.output import JsonSwitch, only_json, print_json
+from agentrl_core.cli.output import JsonSwitch, check_learned, only_json, print_json
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.run_facts import status_of
 from agentrl_core.cli.run_members import confirmed_live, how_to_end, is_gone, wait_until_left
 from agentrl_core.config.invocation import command_line
@@ -45,19 +46,19 @@ def stop(
         _check_live(place, store, row, "stop")
         asyncio.run(store.set_control(row.id, wanted="stop"))
         if not as_json:
-            typer.echo(f"run {row.id} is to stop; waiting up to {wait:g} s for its processes to end")
+            echo(f"run {row.id} is to stop; waiting up to {wait:g} s for its processes to end")
         live = asyncio.run(wait_until_left(store, row.id, wait_s=wait))
     if as_json:
         print_json({"name": row.id, "wanted": "stop", "live": [_member(member) for member in live]})
     elif live:
         names = ", ".join(member.name for member in live)
-        typer.echo(
+        echo(
             f"error: still there after {wait:g} s: {names}. Its step or checkpoint may take longer: look again with "
             f"`{command_line('runs', 'show', run)}`, or end it without a checkpoint: {how_to_end(live)}",
             err=True,
         )
     else:
-        typer.echo(f"run {row.id} has stopped. To resume: {command_line('runs', 'resume', run)}")
+        echo(f"run {row.id} has stopped. To resume: {command_line('runs', 'resume', run)}")
     if live:
         raise typer.Exit(1)
 
@@ -73,7 +74,7 @@ def pause(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwi
     if as_json:
         print_json({"name": row.id, "wanted": "pause"})
     else:
-        typer.echo(f"run {row.id} pauses. To go on: {command_line('runs', 'resume', run)}")
+        echo(f"run {row.id} pauses. To go on: {command_line('runs', 'resume', run)}")
 
 
 def resume(
@@ -90,7 +91,7 @@ def resume(
         if as_json:
             print_json({"name": paused, "wanted": "run"})
         else:
-            typer.echo(f"run {paused} goes on")
+            echo(f"run {paused} goes on")
         return
     from agentrl_core.run import resume as resume_run
 
@@ -99,6 +100,7 @@ def resume(
         show(summary)
     if summary.status != "finished":
         raise typer.Exit(1)
+    check_learned(summary)
 
 
 def set_(
@@ -125,7 +127,7 @@ def set_(
         return
     for path, value in values.items():
         what = "as in the config again" if value is None else f"{value:g}"
-        typer.echo(f"{path}: {what}, {LIVE_OPTIONS[path]}")
+        echo(f"{path}: {what}, {LIVE_OPTIONS[path]}")
 
 
 def _check_live(place: RunPlace, store: Store, row: RunRow, action: str) -> None:
@@ -178,7 +180,7 @@ def _unpaused(run: str, runs: Path, overrides: list[str]) -> str:
 
 
 def _notice(line: str) -> None:
-    typer.echo(line, err=True)
+    echo(line, err=True)
 
 
 def _member(member: Member) -> dict[str, Any]:

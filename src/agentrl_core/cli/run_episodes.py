@@ -12,6 +12,7 @@ import typer
 
 from agentrl_core.cli.find_run import RunArgument, RunsOption, find_run, open_for_control
 from agentrl_core.cli.output import JsonSwitch, print_json
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.run_members import RECHECK_S, is_gone
 from agentrl_core.config.invocation import command_line
 from agentrl_core.config.nearest import did_you_mean
@@ -50,7 +51,7 @@ def cancel(
         print_json({"record": ended.id, "outcome": ended.outcome.value, "reason": ended.reason})
     else:
         why = f" ({ended.reason})" if ended.reason else ""
-        typer.echo(f"record {ended.id}: {ended.outcome.value}{why}")
+        echo(f"record {ended.id}: {ended.outcome.value}{why}")
 
 
 def requeue(
@@ -75,7 +76,7 @@ def requeue(
     if as_json:
         print_json({"group": group.id, "task": group.task_id, "index": group.index})
     else:
-        typer.echo(f"task {group.task_id} (position {group.index}) comes again")
+        echo(f"task {group.task_id} (position {group.index}) comes again")
 
 
 async def _cancelled(store: Store, row: RunRow, record: Record, wait_s: float) -> None:

@@ -68,10 +68,13 @@ def member_facts(store: RunReader, row: RunRow) -> list[dict[str, Any]]:
     ]
 
 
-def group_facts(groups: Sequence[GroupRow], records: Sequence[Record], requeue: int) -> dict[str, Any]:
+def group_facts(
+    groups: Sequence[GroupRow], records: Sequence[Record], steps: Sequence[StepRow], requeue: int
+) -> dict[str, Any]:
     """Return the number of groups by state, and the groups whose positions do not come again by themselves.
 
-    These are `dead` groups, and dropped ones whose position has had all of its `rollout.requeue` tries.
+    Groups that a step has taken are `trained`, or `filtered` if no record of them was trained. Those that do not come
+    again are `dead` groups, and dropped ones whose position has had all of its `rollout.requeue` tries.
     """
     training = [group for group in groups if not group.is_eval]
     unusable = {
@@ -86,7 +89,7 @@ def group_facts(groups: Sequence[GroupRow], records: Sequence[Record], requeue: 
         if record.group_id in unusable and record.outcome is not Outcome.SCORED:
             endings[record.group_id][outcome_name(record)] += 1
     return {
-        "states": dict(Counter(group.state for group in training)),
+        "states": _states(training, records, steps),
         "evaluation": dict(Counter(group.state for group in groups if group.is_eval)),
         "dead": [
             {
@@ -100,6 +103,14 @@ def group_facts(groups: Sequence[GroupRow], records: Sequence[Record], requeue: 
             if newest.get(group.index) == group.id
         ],
     }
+
+
+def _states(groups: Sequence[GroupRow], records: Sequence[Record], steps: Sequence[StepRow]) -> dict[str, int]:
+    of_steps = {record for step in steps if not step.voided for record in step.records}
+    trained = {record.group_id for record in records if record.id in of_steps}
+    return dict(
+        Counter("filtered" if group.state == "trained" and group.id not in trained else group.state for group in groups)
+    )
 
 
 def _why(group: GroupRow, endings: Mapping[str, int]) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from agentrl_core.cli.find_run import RunArgument, RunsOption, find_directory
 from agentrl_core.cli.output import JsonSwitch, only_json, print_json
+from agentrl_core.cli.printing import echo
 from agentrl_core.config.invocation import command_line
 
 
@@ -40,7 +41,7 @@ def fork(
         if as_json:
             print_json({"name": directory.name, "directory": str(directory.path), "origin": directory.origin})
         else:
-            typer.echo(
+            echo(
                 f"run {directory.name} begins from {directory.origin}. To train it: "
                 f"{command_line('runs', 'resume', directory.reference)}"
             )

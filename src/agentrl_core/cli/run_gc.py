@@ -14,6 +14,7 @@ import typer
 
 from agentrl_core.cli.find_run import RunsOption, find_run, open_run, places_of
 from agentrl_core.cli.output import JsonSwitch, print_json, size_text
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.run_facts import status_of
 from agentrl_core.cli.run_members import is_gone
 from agentrl_core.errors import AgentRLError, RunError, UsageError
@@ -57,8 +58,8 @@ def gc(
         total = sum(item.size for item in found)
         if not as_json:
             for item in found:
-                typer.echo(f"{item.path}  {item.kind}, {size_text(item.size)}")
-            typer.echo(f"{len(found)} to remove, {size_text(total)}" if found else "nothing to remove")
+                echo(f"{item.path}  {item.kind}, {size_text(item.size)}")
+            echo(f"{len(found)} to remove, {size_text(total)}" if found else "nothing to remove")
         removing = bool(found) and not dry_run and _confirmed(yes=yes, as_json=as_json)
         for item in found if removing else ():
             try:
@@ -71,7 +72,7 @@ def gc(
         ]
         print_json({"removed": removing, "bytes": total, "items": listed})
     elif removing:
-        typer.echo("removed")
+        echo("removed")
 
 
 def _of_run(place: RunPlace, keep: int, held: ExitStack, *, skip: bool) -> list[Leftover]:
@@ -92,7 +93,7 @@ def _of_run(place: RunPlace, keep: int, held: ExitStack, *, skip: bool) -> list[
     except AgentRLError as error:
         if not skip:
             raise
-        typer.echo(f"left out: {error}", err=True)
+        echo(f"left out: {error}", err=True)
         return []
 
 

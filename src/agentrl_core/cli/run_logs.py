@@ -13,6 +13,7 @@ import typer
 
 from agentrl_core.cli.find_run import RunArgument, RunsOption, find_run, open_run
 from agentrl_core.cli.output import JsonSwitch, print_json_line
+from agentrl_core.cli.printing import echo
 from agentrl_core.errors import UsageError
 from agentrl_core.run.directory import RunDirectory
 
@@ -128,11 +129,11 @@ def _has_ended(place: RunPlace) -> bool:
 
 
 def _print(entry: Entry) -> None:
-    typer.echo(entry.text)
+    echo(entry.text)
 
 
 def _print_with_source(entry: Entry) -> None:
-    typer.echo(f"{entry.source} | {entry.text}")
+    echo(f"{entry.source} | {entry.text}")
 
 
 def _print_as_json(entry: Entry) -> None:

@@ -12,9 +12,9 @@ import typer
 
 from agentrl_core.api.stores import IDENTITY, ORIGIN
 from agentrl_core.cli import run_control, run_episodes, run_fork, run_gc, run_logs
-from agentrl_core.cli.episode_text import printable
 from agentrl_core.cli.find_run import RunArgument, RunsOption, find_run, open_run, places_of
 from agentrl_core.cli.output import JsonSwitch, print_json, print_table, size_text
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.run_facts import (
     disk_use,
     group_facts,
@@ -24,9 +24,10 @@ from agentrl_core.cli.run_facts import (
     progress_facts,
 )
 from agentrl_core.errors import AgentRLError
+from agentrl_core.run.no_signal import has_no_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentrl_core.api.stores import StepRow
     from agentrl_core.cli.find_run import RunPlace
@@ -49,7 +50,7 @@ def list_(*, runs: RunsOption = Path("runs"), as_json: JsonSwitch = False) -> No
     if as_json:
         print_json(found)
     elif not found:
-        typer.echo(f"no runs in {runs.absolute()}")
+        echo(f"no runs in {runs.absolute()}")
     else:
         print_table(("NAME", "STATUS", "STEPS", "REWARD", "VERSION", "LAST WRITE"), [_row(item) for item in found])
 
@@ -67,7 +68,7 @@ def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwit
         head = next((seal.digest for seal in asyncio.run(store.seals(row.id, newest=1))), None)
         facts |= {
             "members": member_facts(store, row),
-            "groups": group_facts(asyncio.run(store.groups(row.id)), records, requeue),
+            "groups": group_facts(asyncio.run(store.groups(row.id)), records, steps, requeue),
             "control": control,
             "origin": row.components.get(ORIGIN, ""),
             "head": head,
@@ -80,7 +81,7 @@ def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwit
         details = {"components": row.components, "config": row.config, "all_steps": steps}
         print_json(facts | {"outcomes": outcomes, "marks": marks} | details)
         return
-    typer.echo(f"run {row.id}: {facts['status']}" + (f" ({row.error})" if row.error else ""))
+    echo(f"run {row.id}: {facts['status']}" + (f" ({row.error})" if row.error else ""))
     lines: list[tuple[str, str]] = [
         ("folder", facts["directory"]),
         ("started", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.created_at))),
@@ -88,8 +89,9 @@ def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwit
         *((section, _chosen(row.config.get(section))) for section in ("model", "loss", "advantage")),
         ("began from", facts["origin"]),
         ("last loss" if _is_supervised(facts) else "reward", f"{_number(_outcome(facts))} in the last step"),
+        ("learned", _learned([step for step in steps if not step.voided])),
         ("records", _counts(outcomes) or "none"),
-        ("marks", printable(_counts(marks))),
+        ("marks", _counts(marks)),
         ("groups", _counts(facts["groups"]["states"])),
         ("sealed", f"head {head}" if head else ""),
         ("limits", ", ".join(f"{path}={value:g}" for path, value in sorted(control.limits.items()))),
@@ -103,15 +105,15 @@ def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwit
     ]
     for name, value in lines:
         if value:
-            typer.echo(f"  {name:<11} {value}")
+            echo(f"  {name:<11} {value}")
     if facts["members"]:
-        typer.echo("")
+        echo("")
         print_table(
             ("MEMBER", "STATE", "HOST", "PROCESS", "VERSION", "WAITS FOR"), [_member(item) for item in facts["members"]]
         )
     _print_dead(facts["groups"]["dead"], row.id)
     if steps:
-        typer.echo("")
+        echo("")
         print_table(("STEP", "VERSION", "REWARD", "RECORDS", ""), [_step_row(step) for step in steps[-_LAST_STEPS:]])
 
 
@@ -122,11 +124,11 @@ for _module in (run_logs, run_control, run_episodes, run_fork, run_gc):
 def _print_dead(dead: list[dict[str, Any]], run: str) -> None:
     if not dead:
         return
-    typer.echo(f"\nunusable groups that do not come again by themselves ({len(dead)}); `runs requeue {run} GROUP`:")
+    echo(f"\nunusable groups that do not come again by themselves ({len(dead)}); `runs requeue {run} GROUP`:")
     for group in dead[:_DEAD_SHOWN]:
-        typer.echo(f"  {group['group']}  task {group['task'] or '-'}  {group['state']}: {group['why']}")
+        echo(f"  {group['group']}  task {group['task'] or '-'}  {group['state']}: {group['why']}")
     if len(dead) > _DEAD_SHOWN:
-        typer.echo(f"  and {len(dead) - _DEAD_SHOWN} more (--json lists all)")
+        echo(f"  and {len(dead) - _DEAD_SHOWN} more (--json lists all)")
 
 
 def _chosen(section: object) -> str:
@@ -172,6 +174,14 @@ def _member(facts: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if version is None else str(version),
         str((facts["state"] == "live" and report.get("waits_for")) or "-"),
     )
+
+
+def _learned(steps: Sequence[StepRow]) -> str:
+    """Say in how many steps there was something to learn from, if not in all."""
+    count = sum(not has_no_signal(step.metrics) for step in steps)
+    if count == len(steps):
+        return ""
+    return f"in {count} of {len(steps)} steps" if count else f"nothing: none of {len(steps)} steps had a signal"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

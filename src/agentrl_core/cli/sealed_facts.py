@@ -31,6 +31,14 @@ class SealedFacts:
     steps: dict[tuple[int, int], tuple[str, bool]] = attrs.field(factory=dict)
     """Number and version -> digest and `voided`."""
     versions: dict[int, str] = attrs.field(factory=dict)
+    resumed_after: dict[int, int] = attrs.field(factory=dict)
+    """Version -> lowest step from which a later process went on; versions of later steps are voided."""
+    model: dict[str, str] = attrs.field(factory=dict)
+    """File of the policy before training -> digest."""
+    newest_checkpoint: str = ""
+    """Name of the checkpoint that the last link with checkpoints names last."""
+    status: str = ""
+    """Status of the run according to its end; empty without an end."""
     checkpoints: dict[str, str] = attrs.field(factory=dict)
     weights: dict[str, str] = attrs.field(factory=dict)
     open_groups: set[str] = attrs.field(factory=set)
@@ -57,6 +65,17 @@ class SealedFacts:
         if (last := seal.voided_after) is not None:
             self.steps = {key: (digest, voided or key[0] > last) for key, (digest, voided) in self.steps.items()}
         self.versions |= {int(version): digest for version, digest in seal.versions.items()}
+        if last is not None:
+            self.resumed_after |= {
+                version: min(last, self.resumed_after.get(version, last)) for version in self.versions
+            }
+        self.model |= seal.model
         self.checkpoints |= seal.checkpoints
+        self.newest_checkpoint = max(seal.checkpoints, key=_step_of, default=self.newest_checkpoint)
+        self.status = seal.status
         self.weights |= seal.weights
         self.ended, self.open_groups = seal.kind == "end", set(seal.open_groups)
+
+
+def _step_of(checkpoint: str) -> int:
+    return int(checkpoint.rpartition("-")[2])

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl_core.cli.printing import echo
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agentrl_core.tools.listing import Listing
     from agentrl_core.types import ToolCall
 
@@ -23,6 +28,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _OVERRIDE = re.compile(r"[a-z][\w.-]*=")
 _LONGEST = 80
 """Characters of a description in the table."""
+_MOST_PRINTED = 200
+"""Lines of servers that are shown with a call that failed."""
 
 
 @app.callback()
@@ -31,7 +38,16 @@ def tools() -> None:
 
 
 @app.command("list")
-def list_(config: _Config, overrides: _Overrides = None, *, task: _Task = "", as_json: _Json = False) -> None:
+def list_(
+    config: _Config,
+    overrides: _Overrides = None,
+    *,
+    task: _Task = "",
+    as_openai: Annotated[
+        bool, typer.Option("--openai", help="Print the JSON that requests and demonstrations have in `tools`.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
     """List the tools that the model is offered, each with its server.
 
     Starts the config's tool servers, and ends them again.
@@ -39,6 +55,7 @@ def list_(config: _Config, overrides: _Overrides = None, *, task: _Task = "", as
     from agentrl_core.cli.output import print_json, print_table
     from agentrl_core.config import load
     from agentrl_core.run.tools import tools_without_a_run
+    from agentrl_core.tools.schemas import openai_tools
 
     loaded = load(config, overrides or ())
 
@@ -46,7 +63,11 @@ def list_(config: _Config, overrides: _Overrides = None, *, task: _Task = "", as
         async with tools_without_a_run(loaded, task, []) as opened:
             return await opened.listing()
 
-    found = _facts(asyncio.run(listed()))
+    listing = asyncio.run(listed())
+    if as_openai:
+        print_json(openai_tools(listing.offered))
+        return
+    found = _facts(listing)
     if as_json:
         print_json(found)
         return
@@ -66,7 +87,8 @@ def call(
 ) -> None:
     """Call a tool as an agent would, with all checks, limits and middleware, and print what the model is shown.
 
-    The exit code is 1 if the call did not succeed. `--json` prints the row that a run would record.
+    The exit code is 1 if the call did not succeed; what the server printed is shown then. `--json` prints the row that
+    a run would record.
     """
     from agentrl_core.cli.output import print_json
     from agentrl_core.config import load
@@ -86,17 +108,38 @@ def call(
             with contextlib.suppress(EnvironmentLostError):
                 await opened.call(name, arguments)
 
-    asyncio.run(called())
+    with _server_output() as printed:
+        asyncio.run(called())
     (row,) = calls
     if as_json:
         print_json(row)
     else:
         for part in row.shown:
-            typer.echo(part["text"] if part["type"] == "text" else f"({part['type']})")
+            echo(part["text"] if part["type"] == "text" else f"({part['type']})")
         if row.outcome is not ToolOutcome.OK:
-            typer.echo(f"{row.outcome.value}: {row.error}" if row.error else row.outcome.value, err=True)
+            echo(f"{row.outcome.value}: {row.error}" if row.error else row.outcome.value, err=True)
+            for line in printed[-_MOST_PRINTED:]:
+                echo(line, err=True)
     if row.outcome is not ToolOutcome.OK:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _server_output() -> Iterator[list[str]]:
+    """Yield the list to which the lines that servers' processes print are added."""
+    from agentrl_core.api.tools import SERVER_OUTPUT
+
+    logger, handler = logging.getLogger(SERVER_OUTPUT), logging.Handler()
+    lines: list[str] = []
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @app.command()

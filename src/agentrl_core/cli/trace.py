@@ -12,18 +12,21 @@ import typer
 
 from agentrl_core.api.stores import RecordUsage
 from agentrl_core.cli.diff import diff
-from agentrl_core.cli.episode_text import content_text, episode_lines, printable
+from agentrl_core.cli.episode_text import content_text, episode_lines
 from agentrl_core.cli.export import export
 from agentrl_core.cli.find_run import RunsOption, find_run, open_episode, open_run
 from agentrl_core.cli.lineage import lineage
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.replay import replay
 from agentrl_core.cli.verify import verify
+from agentrl_core.config.terminal import printable
 from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agentrl_core.api.stores import RunReader
     from agentrl_core.chat.facade import Chat
     from agentrl_core.types import Message, Record
 
@@ -31,6 +34,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=T
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_HEADER = (
+    "RECORD", "STEP", "SET", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS", "REPLY"
+)  # fmt: skip
 _REPLY_CHARACTERS = 40
 """Longest beginning of the last reply in the list, in characters."""
 
@@ -67,6 +73,7 @@ def list_(
     *,
     runs: RunsOption = Path("runs"),
     task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
+    step: Annotated[int | None, typer.Option(help="Only episodes of this step, or evaluated after it.")] = None,
     outcome: Annotated[Outcome | None, typer.Option(help="Only episodes with this outcome.")] = None,
     mark: Annotated[str | None, typer.Option(metavar="WORD", help="Only episodes with this mark.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this reward.")] = None,
@@ -79,13 +86,16 @@ def list_(
 ) -> None:
     """List episodes, the newest last or sorted by --sort, with the beginning of their last reply.
 
-    `--sort reward` begins with the worst episodes, `--sort=-tokens` with the longest.
+    `--sort reward` begins with the worst episodes, `--sort=-tokens` with the longest. STEP is the step that took the
+    episode's group, or after which it was evaluated. PROMPT counts prompt tokens once, where they are new.
     """
     with open_run(find_run(run, runs)) as (store, row):
         records = asyncio.run(store.records(row.id, task_id=task))
         usage = asyncio.run(store.usage(row.id))
         replies = {} if as_json else asyncio.run(store.last_outputs(row.id))
+        steps = _steps(store, row.id)
     records = [record for record in records if outcome in (None, record.outcome)]
+    records = [record for record in records if step is None or steps.get(record.group_id) == step]
     records = [record for record in records if mark is None or mark in record.marks]
     records = [record for record in records if _within(record.reward, min_reward, max_reward)]
     none = RecordUsage(calls=0, prompt_tokens=0, output_tokens=0)
@@ -95,17 +105,37 @@ def list_(
         records = _sorted(records, sort, {record.id: usage.get(record.id, none).output_tokens for record in records})
         shown = records[: limit or None]
     if as_json:
-        print_json([attrs.asdict(record) | attrs.asdict(usage.get(record.id, none)) for record in shown])
+        print_json(
+            [
+                attrs.asdict(record) | attrs.asdict(usage.get(record.id, none)) | {"step": steps.get(record.group_id)}
+                for record in shown
+            ]
+        )
         return
     if not shown:
-        typer.echo(f"run {row.id} has no episodes that match")
+        echo(f"run {row.id} has no episodes that match")
         return
-    header = ("RECORD", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS", "REPLY")
-    rows = [(*_row(record, usage.get(record.id, none)), _beginning(replies.get(record.id, {}))) for record in shown]
+    header = (
+        "RECORD",
+        "STEP",
+        "SET",
+        "TASK",
+        "SAMPLE",
+        "OUTCOME",
+        "REWARD",
+        "CALLS",
+        "PROMPT",
+        "SAMPLED",
+        "SECONDS",
+        "REPLY",
+    )
+    rows = [
+        (*_row(record, steps, usage.get(record.id, none)), _beginning(replies.get(record.id, {}))) for record in shown
+    ]
     print_table(header, rows)
     if len(shown) < len(records):
         others = "earlier ones" if sort is None else "others"
-        typer.echo(f"{len(records) - len(shown)} {others} are not shown; --limit 0 shows all")
+        echo(f"{len(records) - len(shown)} {others} are not shown; --limit 0 shows all")
 
 
 @app.command()
@@ -129,7 +159,7 @@ def show(
         print_json({"record": episode.record, "task": task, **calls})
         return
     for line in episode_lines(episode, task, _chat(folder), full=full):
-        typer.secho(line.text, bold=line.heading)
+        typer.secho(printable(line.text), bold=line.heading)
 
 
 def _chat(directory: Path | None) -> Chat | None:
@@ -181,15 +211,26 @@ def _beginning(output: Message) -> str:
     return line if len(line) <= _REPLY_CHARACTERS else f"{line[: _REPLY_CHARACTERS - 1]}…"
 
 
-def _row(record: Record, usage: RecordUsage) -> tuple[str, ...]:
+def _steps(store: RunReader, run_id: str) -> dict[str, int]:
+    """Return group id -> step that took it, or number of steps before the evaluation that it belongs to."""
+    behind = {row.version: row.step for row in asyncio.run(store.versions(run_id))}
+    groups = asyncio.run(store.groups(run_id))
+    found = {group.id: behind[group.version] for group in groups if group.is_eval and group.version in behind}
+    taken = (step for step in asyncio.run(store.steps(run_id)) if not step.voided)
+    return found | {group: step.step for step in taken for group in step.groups}
+
+
+def _row(record: Record, steps: Mapping[str, int], usage: RecordUsage) -> tuple[str, ...]:
     sample = f"{record.sample_index}" + (f" (try {record.attempt + 1})" if record.attempt else "")
     return (
         record.id,
+        str(steps.get(record.group_id, "-")),
+        _kind(record) if record.is_eval else "train",
         record.task_id,
-        f"{sample} {_kind(record)}" if record.is_eval else sample,
+        sample,
         record.outcome.value
         + (f" ({record.reason})" if record.reason else "")
-        + (printable(f" [{', '.join(record.marks)}]") if record.marks else ""),
+        + (f" [{', '.join(record.marks)}]" if record.marks else ""),
         "-" if record.reward is None else f"{record.reward:.3f}",
         str(usage.calls),
         str(usage.prompt_tokens),

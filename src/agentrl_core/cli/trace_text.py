@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl_core.cli.episode_text import printable
+from agentrl_core.config.terminal import printable
 from agentrl_core.data.comparison import shared_tokens
 
 if TYPE_CHECKING:

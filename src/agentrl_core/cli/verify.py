@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from agentrl_core.cli.episode_text import fidelity_text, printable
+from agentrl_core.cli.episode_text import fidelity_text
 from agentrl_core.cli.find_run import RunsOption, find_run, open_run
 from agentrl_core.cli.output import print_json
+from agentrl_core.cli.printing import echo
 from agentrl_core.cli.verify_facts import Verifier
+from agentrl_core.config.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +45,7 @@ def verify(
         print_json(_json(found))
     else:
         for line in _lines(found):
-            typer.echo(line)
+            echo(line)
     if not found.intact:
         raise typer.Exit(1)
 

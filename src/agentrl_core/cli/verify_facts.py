@@ -7,7 +7,9 @@ was sealed; a note says what the chain does not cover, which is no sign of a cha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import attrs
@@ -27,12 +29,11 @@ from agentrl_core.api.audit import (
 from agentrl_core.cli.sealed_facts import SealedFacts
 from agentrl_core.errors import AgentRLError, StoreError, UnstorableError
 from agentrl_core.types import Interaction, Outcome
-from agentrl_core.weights.manifest import read_manifest
+from agentrl_core.weights.manifest import model_digests, read_manifest, unlisted_files
 from agentrl_core.weights.witness import NOTHING, Fidelity, verify
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator
-    from pathlib import Path
 
     from agentrl_core.api.stores import GroupRow, RunReader, RunRow, SealRow, StepRow
     from agentrl_core.run.directory import RunDirectory
@@ -139,7 +140,12 @@ class Verifier:
                 self._sealed.add(seal)
             expected, previous = row.number + 1, row.digest
         self._head([row.digest for row in rows], head)
-        self._end(rows)
+        marked = self._read("the number of sealed records", self._store.num_sealed(self._run.id)) or 0
+        if rows and not self._sealed.ended and marked > len(self._sealed.records):
+            detail = f"the store has marked {marked} records as sealed, the seals name {len(self._sealed.records)}"
+            self._find("removed", "the last seals", detail)
+        else:
+            self._end(rows)
         return len(self.result.findings) == before
 
     def _head(self, heads: Sequence[str], kept: str) -> None:
@@ -157,8 +163,8 @@ class Verifier:
                 self._find("removed", "all seals")
             else:
                 self.result.notes.append("there are no seals: nothing shows whether the run was changed later")
-        elif self._run.status == "finished" and not self._sealed.ended:
-            self._find("removed", "the last seals", "the run is finished, but its chain has no end")
+        elif self._run.status in ("finished", "interrupted") and not self._sealed.ended:
+            self._find("removed", "the last seals", f"the run is {self._run.status}, but its chain has no end")
         elif not self._sealed.ended:
             self.result.notes.append("the chain has no end: the run goes on, or was killed; later facts are not sealed")
 
@@ -191,13 +197,24 @@ class Verifier:
     def _facts(self, steps: Sequence[StepRow] | None) -> None:
         if self._sealed.run and run_digest(self._run) != self._sealed.run:
             self._find("changed", f"run {self._run.id}", "its config, components or time of creation")
+        if self._sealed.status and self._run.status not in (self._sealed.status, "running"):
+            detail = f"its status: sealed {self._sealed.status}, now {self._run.status}"
+            self._find("changed", f"run {self._run.id}", detail)
+        elif self._sealed.status == "finished" and self._run.error:
+            self._find("changed", f"run {self._run.id}", "it has an error, but its end is sealed as finished")
         self._snapshot()
+        self._model()
         self._tasks()
         if steps is not None:
             self._steps(steps)
         if (found := self._read("the versions", self._store.versions(self._run.id))) is not None:
             now = {row.version: version_digest(row) for row in found}
             self._compare("version", now, self._sealed.versions)
+            for row in found:
+                voided = row.step > self._sealed.resumed_after.get(row.version, row.step)
+                if row.version in self._sealed.versions and row.voided != voided:
+                    detail = f"its mark as voided: sealed {voided}, now {row.voided}"
+                    self._find("changed", f"version {row.version}", detail)
         self._folders()
 
     def _snapshot(self) -> None:
@@ -210,6 +227,24 @@ class Verifier:
                 return
             if config_digest(kept) != self._sealed.config:
                 self._find("changed", self._directory.snapshot.name, "it is not the config of the run's last start")
+
+    def _model(self) -> None:
+        """Compare the files of the policy before training, in the run's folder or where the config has it."""
+        if not self._sealed.model:
+            return
+        folder = self._directory.first_model({}, Path())
+        if folder is None:
+            with contextlib.suppress(AgentRLError):  # named by `_snapshot`
+                folder = self._directory.first_model(*self._directory.read_snapshot())
+        if folder is None:
+            self.result.notes.append("the policy before training was not compared: its folder is not here")
+            return
+        try:
+            now = model_digests(folder)
+        except OSError as error:
+            self._find("unreadable", f"the policy before training, {folder}", str(error))
+            return
+        self._compare("file of the policy before training,", now, self._sealed.model)
 
     def _compare(self, kind: str, now: Mapping[_T, str], sealed: Mapping[_T, str]) -> None:
         """Compare digests by name, and find what was changed, removed or added."""
@@ -256,6 +291,9 @@ class Verifier:
     def _folders(self) -> None:
         """Verify the files of checkpoints and published weights that still exist; old ones are removed by the run."""
         kept = {path.name: path for _, path in self._directory.all_checkpoints()}
+        newest = self._sealed.newest_checkpoint
+        if newest and newest not in kept and not [*self._directory.checkpoints.glob(f"aside-*-{newest}")]:
+            self._find("removed", f"checkpoint {newest}", "the newest one, which a run never removes")
         self._manifests("checkpoint", kept, self._sealed.checkpoints)
         place = self._directory.published
         published = {version: place / f"version-{version}" for version in self._sealed.weights}
@@ -277,6 +315,9 @@ class Verifier:
                 self._find("removed", f"manifest of {kind} {name}")
             elif manifest.digest != sealed[name]:
                 self._find("changed", f"{kind} {name}", f"sealed {sealed[name]}, now {manifest.digest}")
+            else:
+                for file in unlisted_files(path):
+                    self._find("added", f"file {file} of {kind} {name}", "a loader may prefer it")
 
     def _records(self, *, sealed: bool) -> None:
         """Compare each record with its seal, and its tokens with those that the engine sampled."""

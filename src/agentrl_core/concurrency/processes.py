@@ -78,18 +78,19 @@ async def run_in_process(
     timeout_s: float,
     memory_mb: int | None = None,
     max_workers: int | None = None,
+    pool: str = "",
 ) -> Any:
     """Return `function(*args)`, called in another process; an exception of the function is raised here.
 
     `timeout_s` counts from the moment at which the call begins there, without the wait for a free worker and for
     imports. `memory_mb` (Linux) is the memory that the call may use beyond what its worker has. Calls with the same
-    `max_workers` share that many processes; None stands for half of the cores, at least 2. Cancelling this call kills
-    its process.
+    `max_workers` and `pool` share that many processes; None stands for half of the cores, at least 2. Cancelling this
+    call kills its process.
 
     Raises `CallTimeoutError`, `WorkerDiedError`, and `TypeError` if `function` or `args` cannot be sent.
     """
     call = _Call(pack(function, args), timeout_s, memory_mb)
-    future = _pool(max_workers).submit(call)
+    future = _pool(pool, max_workers).submit(call)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
@@ -357,15 +358,15 @@ def _file_modules() -> dict[str, str]:
     }
 
 
-_pools: dict[int | None, _Pool] = {}
+_pools: dict[tuple[str, int | None], _Pool] = {}
 _lock = threading.Lock()
 
 
-def _pool(max_workers: int | None) -> _Pool:
+def _pool(name: str, max_workers: int | None) -> _Pool:
     with _lock:
-        if max_workers not in _pools:
-            _pools[max_workers] = _Pool(max_workers or max(2, (os.cpu_count() or 1) // 2))
-        return _pools[max_workers]
+        if (name, max_workers) not in _pools:
+            _pools[name, max_workers] = _Pool(max_workers or max(2, (os.cpu_count() or 1) // 2))
+        return _pools[name, max_workers]
 
 
 atexit.register(close_workers)

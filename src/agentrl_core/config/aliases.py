@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import attrs
+
 from agentrl_core.api.token_level import ALL_TOKENS
 from agentrl_core.config import gconfig
 from agentrl_core.config.nodes import Assignment, Node, Problem, describe
@@ -89,7 +91,7 @@ class NativeSpelling:
             yield assignment
 
     def _native(self, source: Iterable[Assignment]) -> Iterator[Assignment]:
-        flags, options = [], []
+        flags = []
         for assignment in source:
             match assignment.path:
                 case ("loss_calculater",):
@@ -103,14 +105,16 @@ class NativeSpelling:
                 case ("gconfig" | "eval_gconfig", _):
                     yield from self._gconfig(assignment)
                 case ("workflow_kwargs", *_):
-                    options.append(_rename(assignment, _renamed(assignment.path)))
+                    # AReaL's agents are chosen on the command line, with the arguments of the file
+                    place = attrs.evolve(assignment.node.place, stays=True)
+                    node = attrs.evolve(assignment.node, place=place)
+                    yield Assignment(_renamed(assignment.path), node, assignment.spelled)
+                case ("loss",) | ("loss", "use"):
+                    yield _expand(_rename(assignment, assignment.path, _loss_name(assignment.node.value)))
                 case path:
                     yield _expand(_rename(assignment, _renamed(path)))
         if flags:
             yield from self._aggregation(flags)
-        # Options of the workflow come last, wherever the file has them: an assignment to `workflow` itself could
-        # replace them.
-        yield from options
 
     def _gconfig(self, assignment: Assignment) -> Iterator[Assignment]:
         section, name = assignment.path
@@ -180,7 +184,7 @@ def _expand(assignment: Assignment) -> Assignment:
 
 
 def _loss_name(value: Any) -> Any:
-    """Return our name of a loss: AgentRL writes losses in capitals, and cross entropy without the underscore."""
+    """Return our name of a loss that AgentRL writes: in capitals, and cross entropy without the underscore."""
     return _LOSSES.get(value.lower(), value) if isinstance(value, str) else value
 
 

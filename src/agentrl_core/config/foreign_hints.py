@@ -91,6 +91,11 @@ FOREIGN: Mapping[str, OptionHint] = {
     "torch_dtype": OptionHint("AgentCPM's AgentRL", "model.dtype: float32"),
     # the gateway
     "tool_call_parser": OptionHint("AReaL and AgentCPM's AgentRL", "gateway.tool_parser: auto"),
+    "mcp_manager_url": OptionHint(
+        "AgentCPM's AgentRL",
+        'tools.servers: [{use: agentdock, url: "http://127.0.0.1:8000/mcpapi"}]',
+        note="of the package agentrl-mcp; `use: mcp` for an address that ends in /mcp",
+    ),
     "admin_api_key": OptionHint(
         "AReaL", "gateway.admin_key_env: AGENTRL_ADMIN_KEY", note="the environment variable that holds the key"
     ),

@@ -32,8 +32,17 @@ class LoadedConfig(Generic[C]):
 
     run: C
     base_dir: Path
-    """Folder from which relative paths in the config start: that of its file."""
+    """Absolute folder from which relative paths in the config start: that of its file.
+
+    Absolute, because other processes use it from other working directories: tool servers, agents, a resumed run."""
     _tree: ConfigTree | None = attrs.field(default=None, repr=False)
+    file: Path | None = None
+    """Its file; None if it was not read from one."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Notes on options of the file that no longer apply, because an override names another component."""
+        return () if self._tree is None else tuple(self._tree.notes)
 
     def where(self, key: str) -> str:
         """Return the beginning of a message about a dotted key: `config.yaml:12: trainer.lr`, or the key alone.
@@ -68,7 +77,7 @@ def load_as(
             Assignment(("name",), Node(name, Place(f"command line: --name {name}", _LAST, is_override=True)), "name")
         )
     run, tree = _assemble(schema, root, Place(str(path)), late, problems)
-    return LoadedConfig(run, path.parent, tree)
+    return LoadedConfig(run, path.parent.absolute(), tree, path)
 
 
 def parse(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:

@@ -17,6 +17,8 @@ class ConfigTree:
     root: Node
     default_of: Callable[[str], Any]
     """Function that returns the default of a top-level option, or None; overrides can reach into default lists."""
+    notes: list[str] = attrs.field(factory=list)
+    """Notes on options of the file that lost their component to an override."""
 
     def assign(self, assignment: Assignment) -> list[Problem]:
         """Set one option, and return a problem if a value on its path is not a section or list.
@@ -30,6 +32,8 @@ class ConfigTree:
         try:
             for name in way:
                 node = self._enter(node, name, assignment.node.place)
+            if last == "use" and assignment.node.place.is_override and isinstance(node.value, dict):
+                node = self._begin_component(way, node, assignment)
             if isinstance(node.value, list):
                 _put(node.value, last, assignment.node)
             # An empty section only marks a place: it arrives before the section's options, and must not replace a
@@ -39,6 +43,31 @@ class ConfigTree:
         except _NoWayError as error:
             return [Problem(assignment.node.place, f"{assignment.spelled}: {error}")]
         return []
+
+    def _begin_component(self, way: Sequence[str], section: Node, assignment: Assignment) -> Node:
+        """Return the section of a component that an override may replace; another component starts without options.
+
+        The options that the file gives belong to the component that it names. Options of the command line stay.
+        """
+        default = self.default_of(way[0]) if len(way) == 1 else None
+        current = from_python(default, section.place).value | section.value if default else section.value
+        if "use" not in current or current["use"].value == assignment.node.value:
+            return section
+        kept = {name: node for name, node in section.value.items() if _stays(way, name, node)}
+        if dropped := [name for name in section.value if name not in kept and name != "use"]:
+            options = ", ".join(".".join((*way, name)) for name in dropped)
+            self.notes.append(
+                f"{assignment.node.place.text}: leaves out {options} ({section.place.text}), set for "
+                f"{current['use'].value}; to use an option again, name it on the command line"
+            )
+        # A new node, whose place is the command line: that is where messages about the component have to point.
+        begun = Node(kept, assignment.node.place)
+        parent = self.find(way[:-1]).value
+        if isinstance(parent, list):
+            _put(parent, way[-1], begun)
+        else:
+            parent[way[-1]] = begun
+        return begun
 
     def find(self, path: Sequence[str]) -> Node:
         """Return the node at `path`, or the nearest section around it that exists."""
@@ -66,6 +95,11 @@ class ConfigTree:
         else:
             parent.value[name] = child
         return child
+
+
+def _stays(way: Sequence[str], name: str, node: Node) -> bool:
+    """Return whether an option outlives its component; `model.dtype` belongs to no builder."""
+    return node.place.is_override or node.place.stays or ([*way], name) == (["model"], "dtype")
 
 
 class _NoWayError(Exception):

@@ -22,6 +22,8 @@ class Place:
     """Sort key of messages: the file's line number; overrides have larger numbers, in the order given."""
     is_override: bool = False
     """True for a value from the command line."""
+    stays: bool = False
+    """True for an option of the workflow that applies to whichever workflow an override names."""
 
 
 @attrs.frozen

@@ -94,6 +94,9 @@ class GatewayConfig:
     unseen_tools: Literal["refuse", "allow"] = "refuse"
     """Response to an agent that offers tools to a model whose chat template has no place for them: `refuse` is an
     error, because the policy would never see them; `allow` drops them, counts the call and notes it in the trace."""
+    hosted_tools: Literal["refuse", "drop"] = "refuse"
+    """Response to an agent that declares tools which a provider would run, such as web search, for the policy: `refuse`
+    is an error, because nobody would run them; `drop` leaves them out and notes it in the trace."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "minicpm"] = "auto"
     """Format of the model's thoughts, which are removed from a reply's content; `none` leaves them in the content."""
     upstreams: Mapping[str, UpstreamConfig] = field(factory=dict, validator=no_policy)
@@ -139,6 +142,11 @@ class AgentConfig:
     subproc_max_memory_mb: int | None = field(default=None, validator=validators.optional(positive))
     """With `subproc`: memory limit of an agent with its child processes; beyond it they are killed and the record fails
     (Linux)."""
+    subproc_hide_run: bool = True
+    """With `subproc`: keeps agents from reading the memory and environment of the process that starts them, which has
+    the run's admin key (Linux). Then no debugger and no profiler such as py-spy can attach to it either, it writes no
+    core dump, and transfers between processes that need such access, as CUDA IPC may, fail. `false` allows all of that;
+    set it only for agents, with their tools, that you trust."""
     reward_timeout_s: float = field(default=3600.0, validator=positive)
     """Longest time in seconds that an ended session of an online agent waits for its reward."""
     reward_grace_s: float = field(default=5.0, validator=positive)

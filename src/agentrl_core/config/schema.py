@@ -129,9 +129,7 @@ class RunConfig:
 
 SHORTHAND: Mapping[str, str] = {
     "data": "train",
+    "workflow": "use",
     **{name: "use" for name, kind in get_type_hints(RunConfig).items() if kind is Component},
 }
-"""Sections of which a bare string sets one option and leaves the others: `loss: grpo` sets `loss.use`.
-
-`workflow` is none of them: its bare string replaces the section, because another agent has other options.
-"""
+"""Sections of which a bare string sets one option: `loss: grpo` sets `loss.use`."""

@@ -47,8 +47,9 @@ class WarmStartConfig:
 class TrainerConfig:
     """Optimization and checkpoints."""
 
-    steps: int = field(default=100, validator=positive)
-    """Number of optimizer steps of the run."""
+    steps: int = field(default=100, validator=not_negative)
+    """Number of optimizer steps of the run. 0: play `data.eval` once with the weights at the start, and train nothing,
+    not even a warm start."""
     lr: float | None = field(default=None, validator=validators.optional(not_negative))
     """Learning rate of AdamW. None: 1e-6 for a pretrained model (`model.path`, and builders such as `smollm2-135m`),
     4e-4 for one built from nothing (`tiny`); `agentrl config show` prints which."""

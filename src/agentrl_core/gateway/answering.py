@@ -11,6 +11,9 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import attrs
+import orjson
+
 from agentrl_core.errors import AgentRLError, RequestError, RunError, UnavailableError, UnservableError, UnstorableError
 from agentrl_core.gateway.call_types import Delta, Reply
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
@@ -37,11 +40,14 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.large_requests import LargeRequests
     from agentrl_core.gateway.policy_calls import PolicyCalls
     from agentrl_core.gateway.recording import OpenCall
+    from agentrl_core.gateway.serving.web import Headers
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.gateway.upstream_calls import UpstreamCalls
     from agentrl_core.gateway.upstreams import Upstreams
 
 _logger = logging.getLogger(__name__)
+_MOST_OPTIONS_BYTES = 262_144
+"""Most bytes of what a call stores beside its conversation and its tools, which the context limits."""
 
 _TOO_MANY = 429
 
@@ -58,6 +64,7 @@ class Answerer:
         upstream_calls: UpstreamCalls,
         large: LargeRequests,
         compactor: Compactor | None,
+        drops_hosted_tools: bool,
     ) -> None:
         self._admission = admission
         self._calls = calls
@@ -66,6 +73,7 @@ class Answerer:
         self._large = large
         self._compactor = compactor
         """None without a context policy."""
+        self._drops_hosted_tools = drops_hosted_tools
         self.fatal: RunError | None = None
         """First failure of the engine or the store that no request caused; None while both work.
 
@@ -86,7 +94,7 @@ class Answerer:
             attempt = await session.attempts.enter(key)
             # A retry of a call whose reply the client missed.
             if attempt is not None and attempt.choices:
-                return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
+                return self.respond(dialect, Reply(request=parsed, choices=attempt.choices))
             try:
                 notes: Mapping[str, Any] = {}
                 if self._compactor is not None and self._compactor.concerns(parsed):
@@ -94,12 +102,13 @@ class Answerer:
                 call = self._begin(session, parsed, dialect.id_prefix, prompts, attempt, notes)
                 if parsed.stream:
                     body = self._stream(dialect, call)
+                    headers = (*EVENTS, *_identified(call.id))
                     # SDKs decide by the status whether to retry; they do not retry for an error inside a stream that
                     # began with status 200. So the first bytes are awaited here, where a failure still gets a status.
-                    return HttpResponse(headers=EVENTS, body=StartedStream(await anext(body), body))
+                    return HttpResponse(headers=headers, body=StartedStream(await anext(body), body))
                 with session.attempts.running(attempt):
                     reply = await call.complete()
-                return self._answer(dialect, reply)
+                return self.respond(dialect, reply)
             except BaseException:
                 session.attempts.give_up(attempt)
                 raise
@@ -128,16 +137,40 @@ class Answerer:
         the event loop; for small bodies the prompts are None and built later, as a thread costs more than they do.
         """
         # The key is a digest of the body, so it is read before `take_body` gives the body up.
+        num_bytes = len(request.body)
         key, body = retry_key(request), decode_body(request.take_body())
         # References are resolved before parsing: the dialect knows no session.
         if isinstance(dialect, OpenAIResponses):
             body = with_referenced_items(body, session.ledger)
-        parsed = dialect.parse(body, request.headers)
+        parsed = self.without_hosted_tools(dialect.parse(body, request.headers))
+        if num_bytes > _MOST_OPTIONS_BYTES:
+            _check_options(parsed)
         if not is_large or self._upstreams.find(parsed.model) is not None:
             return parsed, key, None
         if self._compactor is not None and self._compactor.concerns(parsed):  # it may need another prompt
             return parsed, key, None
         return parsed, key, self._calls.prompts(session, parsed)
+
+    def without_hosted_tools(self, request: ChatRequest) -> ChatRequest:
+        """Return the request with a note for the trace if it declares hosted tools, which no template renders.
+
+        `RequestError` (400) if the config refuses them.
+        """
+        hosted = request.hosted_tools
+        # A provider of chat completions gets their fields as the agent sent them.
+        if not hosted or (request.api == "chat" and self._upstreams.find(request.model) is not None):
+            return request
+        if self._drops_hosted_tools:
+            note = f"{', '.join(hosted.values())}: dropped (gateway.hosted_tools: drop)"
+            return attrs.evolve(request, ignored={**request.ignored, "hosted_tools": note})
+        where, kind = next(iter(hosted.items()))
+        raise RequestError(
+            400,
+            "unsupported_tool",
+            f"{where}: {kind!r} is not one of your own functions: a provider would run it, and there is none. Leave it "
+            "out, or set gateway.hosted_tools: drop",
+            param=where,
+        )
 
     def _begin(
         self,
@@ -154,15 +187,15 @@ class Answerer:
             return self._calls.begin(session, request, id_prefix, prompts, attempt, notes)
         return self._upstream_calls.begin(session, request, id_prefix, upstream, attempt)
 
-    def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
+    def respond(self, dialect: Dialect, reply: Reply) -> HttpResponse:
         """Encode a complete reply, as a stream if the client asked for one."""
-        decode = self._calls.chat.decode
+        decode, headers = self._calls.chat.decode, _identified(reply.id)
         if not reply.request.stream:
-            return json_response(dialect.response(reply, decode))
-        return HttpResponse(headers=EVENTS, body=_replay(dialect, reply, decode))
+            return json_response(dialect.response(reply, decode), headers=headers)
+        return HttpResponse(headers=(*EVENTS, *headers), body=_replay(dialect, reply, decode))
 
     async def _stream(self, dialect: Dialect, call: OpenCall) -> AsyncGenerator[bytes, None]:
-        writer = dialect.writer(call.request, call.id, call.prompt_tokens, self._calls.chat.decode)
+        writer = dialect.writer(call.request, call.head, self._calls.chat.decode)
         begun = False
         try:
             with call.session.attempts.running(call.attempt, streamed=True):
@@ -205,9 +238,14 @@ def as_refusal(error: Exception) -> RequestError:
     return RequestError(500, "internal_error", f"the gateway failed: {type(error).__name__}; see the run's log")
 
 
+def _identified(reply_id: str) -> Headers:
+    """Return the headers by which OpenAI's and Anthropic's SDKs know a request: the id under which the trace has it."""
+    return (("x-request-id", reply_id), ("request-id", reply_id))
+
+
 async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenerator[bytes, None]:
     """Encode a complete reply as a stream, with one delta per choice."""
-    writer = dialect.writer(reply.request, reply.id, reply.usage.prompt_tokens, decode)
+    writer = dialect.writer(reply.request, reply.head, decode)
     yield writer.begin()
     for index, choice in enumerate(reply.choices):
         output = choice.interaction.output
@@ -224,3 +262,18 @@ async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenera
             )
         )
     yield writer.end(reply)
+
+
+def _check_options(request: ChatRequest) -> None:
+    """Raise `RequestError` (400) for options so large that a session could fill the store with them.
+
+    Dialects shorten all others, and a prompt has at most as many tokens as the context.
+    """
+    options = (request.model, request.template_options)
+    if (size := len(orjson.dumps(options, default=str))) > _MOST_OPTIONS_BYTES:
+        raise RequestError(
+            400,
+            "options_too_large",
+            f"the model's name and the options of the chat template have {size:,} bytes; expected at most "
+            f"{_MOST_OPTIONS_BYTES:,}",
+        )

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
+import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agentrl_core.errors import RequestError
-    from agentrl_core.types import Grammar, Interaction, Message
+    from agentrl_core.types import Grammar, Interaction, Message, Sampling
 
 Decode: TypeAlias = "Callable[[Sequence[int]], str]"
 """Function that returns the text of token ids."""
@@ -30,6 +31,17 @@ class ToolChoice:
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
     """Names of the tools that may be called; empty: all."""
+
+
+@attrs.frozen(kw_only=True)
+class ToolForm:
+    """Form in which an API has one of the client's own tools that is no plain function; the policy sees a function."""
+
+    name: str
+    namespace: str = ""
+    """Name of the group that the tool is in; empty: none."""
+    format: Mapping[str, Any] | None = None
+    """Format of a custom tool's input, which is a text in place of JSON arguments; None for a function."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,6 +62,10 @@ class ChatRequest:
     shown: frozenset[str] = frozenset()
     """Ids of earlier replies that are among the messages, if the client sends ids: they tell equal texts apart."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    tool_forms: Mapping[str, ToolForm] = attrs.field(factory=dict)
+    """Forms of the tools that are no plain functions, by the names that the policy sees."""
+    hosted_tools: Mapping[str, str] = attrs.field(factory=dict)
+    """Kinds of the tools that a provider would have to run, by their places in the request."""
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     grammar: Grammar | None = None
@@ -91,10 +107,38 @@ class ChatRequest:
             return ()
         return tuple(tool for tool in self.tools if not choice.names or tool["function"]["name"] in choice.names)
 
+    def as_sent(self, calls: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+        """Return calls with the input of custom tools as their only argument, even if the policy wrote another form.
+
+        The client gets the input alone, so this is the call that it sends back.
+        """
+        return tuple(
+            {**call, "function": {**call["function"], "arguments": custom_arguments(custom_input(call))}}
+            if (form := self.tool_forms.get(call["function"]["name"])) and form.format is not None
+            else call
+            for call in calls
+        )
+
     @property
     def parse_tools(self) -> bool:
         """Whether tool calls in the reply are parsed; otherwise they stay text."""
         return bool(self.tools) and self.tool_choice.mode != "none"
+
+
+def custom_input(call: Mapping[str, Any]) -> str:
+    """Return the text that a call passes to a custom tool: its argument `input`, or whatever else it has."""
+    arguments: str = call["function"]["arguments"]
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    text = value.get("input") if isinstance(value, dict) and len(value) == 1 else None
+    return text if isinstance(text, str) else arguments
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of a call that passes a text to a custom tool."""
+    return orjson.dumps({"input": text}).decode()
 
 
 @attrs.frozen(kw_only=True)
@@ -130,6 +174,17 @@ class Choice:
 
 
 @attrs.frozen(kw_only=True)
+class ReplyHead:
+    """Facts of a reply that are known before its first token; a stream begins with them."""
+
+    id: str
+    """Id of the response."""
+    prompt_tokens: int
+    """Length of all prompts in tokens; 0 if it is known at the end only."""
+    sampling: Sampling
+
+
+@attrs.frozen(kw_only=True)
 class Reply:
     """Finished call: the request with all its replies."""
 
@@ -141,6 +196,11 @@ class Reply:
     def id(self) -> str:
         """Id of the response, which is that of the first choice's interaction."""
         return self.choices[0].interaction.id
+
+    @property
+    def head(self) -> ReplyHead:
+        """Facts with which a stream of this reply begins."""
+        return ReplyHead(id=self.id, prompt_tokens=self.usage.prompt_tokens, sampling=self.first.interaction.sampling)
 
     @property
     def first(self) -> Choice:
@@ -219,7 +279,7 @@ class Dialect(Protocol):
         """Build the body of a reply that is not streamed."""
         ...
 
-    def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> StreamWriter:
+    def writer(self, request: ChatRequest, head: ReplyHead, decode: Decode) -> StreamWriter:
         """Build the encoder of a streamed reply."""
         ...
 

@@ -72,6 +72,7 @@ class Gateway:
         self._chat = chat
         self._sampling = sampling
         self._config = config
+        self._context_length = engine.context_length
         self.max_tokens = sampling.max_tokens or _most_tokens(engine.context_length, least=sampling.min_tokens)
         """Longest reply of a call that sets no limit, in tokens."""
         self._sessions = SessionBook(url=lambda: self.url, url_tokens=config.url_tokens)
@@ -157,6 +158,7 @@ class Gateway:
             upstream_calls=upstream_calls,
             large=self._large,
             compactor=compactor,
+            drops_hosted_tools=config.hosted_tools == "drop",
         )
         self.router = Router(
             sessions=self._sessions,
@@ -183,6 +185,11 @@ class Gateway:
     def chat(self) -> Chat:
         """Chat template, tokenizer and parsers of the policy."""
         return self._chat
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the policy's chat template takes images."""
+        return self._chat.takes_images
 
     @property
     def cpu_seconds(self) -> float:
@@ -253,6 +260,26 @@ class Gateway:
         )
         server.start()
         self._server = server
+
+    def notices(self, *, offers_tools: bool) -> list[str]:
+        """Return what the user should know of the chat template and the context by now.
+
+        That it changes past turns is told from the first call on that has such turns; that it drops tools, only if the
+        run `offers_tools` (agents that bring their own are told with the refusal, or after the step).
+        """
+        applies = self._policy_calls.past_is_concerned or self._chat.verdict.stability is Stability.STABLE
+        lines = (self.history_notice if applies else "", self.tools_notice if offers_tools else "", self.length_notice)
+        return [line for line in lines if line]
+
+    @property
+    def length_notice(self) -> str:
+        """Note that replies cannot be as long as the config allows; empty if they can."""
+        if self.max_tokens <= self._context_length:
+            return ""
+        return (
+            f"note: sampling.max_tokens is {self.max_tokens:,}, but prompt and reply share a context of "
+            f"{self._context_length:,} tokens, where replies end"
+        )
 
     @property
     def history_notice(self) -> str:

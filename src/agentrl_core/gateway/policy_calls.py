@@ -61,6 +61,8 @@ class PolicyCalls:
         """Number of calls that asked for another temperature and were sampled at the policy's."""
         self.calls_with_unseen_tools = 0
         """Number of calls whose tools the chat template left out of the prompt."""
+        self.past_is_concerned = False
+        """Whether any call continued a turn that the chat template does not render as it was sampled."""
         self.without_effect: Counter[str] = Counter()
         """Number of calls whose sampling parameter was ignored, by the parameter's name."""
 
@@ -93,6 +95,7 @@ class PolicyCalls:
         with self._lock:
             self.forced_temperatures += decision.forced
             self.calls_with_unseen_tools += bool(unseen_tools)
+            self.past_is_concerned = self.past_is_concerned or any(map(self._concerns_past, prompts))
             self.without_effect.update(decision.without_effect)
         call_id = f"{id_prefix}{reply_name(self._seed, session.seed_key, session.twin, first)}"
         generations = tuple(
@@ -147,6 +150,12 @@ class PolicyCalls:
                 param="tools",
             )
         return {"tools": f"{names}: not in the prompt, as the chat template drops tools"}
+
+    def _concerns_past(self, prompt: Prompt) -> bool:
+        """Return whether the template would change a past turn of a prompt: the one before, or those of a fork."""
+        if prompt.parent is not None:
+            return self.chat.verdict.concerns([prompt.parent.interaction.output])
+        return self.chat.verdict.concerns(turn for turn in prompt.messages if turn.get("role") == "assistant")
 
     def _grammar(self, request: ChatRequest, prompt: Prompt) -> Grammar | None:
         required = request.tool_choice.mode == "required"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from agentrl_core.api.stores import Store
-    from agentrl_core.gateway.call_types import ChatRequest, Delta, Reply
+    from agentrl_core.gateway.call_types import ChatRequest, Delta, Reply, ReplyHead
     from agentrl_core.gateway.metering import CpuMeter
     from agentrl_core.gateway.retries import Attempt
     from agentrl_core.gateway.sessions import Session
@@ -49,8 +49,8 @@ class OpenCall(ABC):
 
     @property
     @abstractmethod
-    def prompt_tokens(self) -> int:
-        """Length of all prompts in tokens; 0 if it is known at the end only."""
+    def head(self) -> ReplyHead:
+        """Facts of the reply that are known before its first token."""
 
     @abstractmethod
     async def complete(self) -> Reply:

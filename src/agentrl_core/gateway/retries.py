@@ -16,7 +16,6 @@ import asyncio
 import concurrent.futures
 import hashlib
 import threading
-from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.serving.web import HttpRequest
 
 _REMEMBERED = 64
-"""Number of attempts per session whose replies a retry can still get."""
+"""Number of finished attempts per session whose replies a retry can still get; all running ones are known."""
 
 _MOST_DIGITS = 6
 """Most digits of a retry count; a longer value counts as 0."""
@@ -93,7 +92,7 @@ class Attempts:
     """
 
     def __init__(self) -> None:
-        self._known: deque[Attempt] = deque(maxlen=_REMEMBERED)
+        self._known: list[Attempt] = []
         self._lock = threading.Lock()
 
     async def enter(self, key: RetryKey | None) -> Attempt | None:
@@ -140,7 +139,7 @@ class Attempts:
         attempt = Attempt(key=key, storing=True)
         attempt.settle(choices)
         with self._lock:
-            self._known.append(attempt)
+            self._remember(attempt)
 
     @contextmanager
     def running(self, attempt: Attempt | None, *, streamed: bool = False) -> Iterator[None]:
@@ -170,8 +169,15 @@ class Attempts:
         """
         attempt = Attempt(key=key)
         if key.name is not None:
-            self._known.append(attempt)
+            self._remember(attempt)
         return attempt
+
+    def _remember(self, attempt: Attempt) -> None:
+        """Add an attempt, and forget the oldest finished ones; if a running one were forgotten, its retry would run."""
+        self._known.append(attempt)
+        finished = [known for known in self._known if known.done.done()]
+        for old in finished[:-_REMEMBERED]:
+            self._known.remove(old)
 
     def _named(self, key: RetryKey) -> Attempt | None:
         named = next((attempt for attempt in self._known if attempt.key.name == key.name), None)
@@ -199,7 +205,7 @@ class Attempts:
     def _miss(self, attempt: Attempt) -> None:
         with self._lock:
             attempt.missed = True
-            self._known.append(attempt)
+            self._remember(attempt)
 
 
 def retry_key(request: HttpRequest) -> RetryKey | None:

@@ -18,7 +18,7 @@ import orjson
 from agentrl_core.api.kept_tokens import joined
 from agentrl_core.api.tool_parsers import ParsedReply
 from agentrl_core.errors import EngineError, RequestError
-from agentrl_core.gateway.call_types import Choice, Delta, Reply
+from agentrl_core.gateway.call_types import Choice, Delta, Reply, ReplyHead
 from agentrl_core.gateway.recording import OpenCall
 from agentrl_core.types import (
     Chunk,
@@ -98,9 +98,10 @@ class PolicyCall(OpenCall):
     engine: Engine
 
     @property
-    def prompt_tokens(self) -> int:
-        """Length of all prompts in tokens."""
-        return sum(len(generation.prompt.ids) for generation in self.generations[:: self.request.n])
+    def head(self) -> ReplyHead:
+        """Id, length of all prompts, and sampling."""
+        num_tokens = sum(len(generation.prompt.ids) for generation in self.generations[:: self.request.n])
+        return ReplyHead(id=self.id, prompt_tokens=num_tokens, sampling=self.generations[0].sampling)
 
     async def complete(self) -> Reply:
         """Sample and record all replies; cancelling this aborts the generations, and nothing is recorded."""
@@ -120,19 +121,30 @@ class PolicyCall(OpenCall):
         if len(self.generations) > 1:
             async with aclosing(self._sample_together()) as merged:
                 async for generation, chunk in merged:
-                    yield _delta(generation, generation.reader.feed(chunk.ids), chunk)
+                    yield self._delta(generation, generation.reader.feed(chunk.ids), chunk)
         else:
             # The common case, without the merge: each chunk would pass through one more async generator.
             (generation,) = self.generations
             async with _EngineTime(self, generation) as chunks:
                 async for chunk in chunks:
                     self._add(generation, chunk)
-                    yield _delta(generation, generation.reader.feed(chunk.ids), chunk)
+                    yield self._delta(generation, generation.reader.feed(chunk.ids), chunk)
         reply = await self._finish()
         for generation in self.generations:
             if rest := generation.reader.rest():
-                yield _delta(generation, rest)
+                yield self._delta(generation, rest)
         yield reply
+
+    def _delta(self, generation: Generation, piece: Piece, chunk: Chunk | None = None) -> Delta:
+        return Delta(
+            index=generation.index,
+            content=piece.content,
+            reasoning=piece.reasoning,
+            tool_calls=self.request.as_sent(piece.tool_calls),
+            ids=chunk.ids if chunk else (),
+            logprobs=chunk.logprobs if chunk else (),
+            top_logprobs=chunk.top_logprobs if chunk else (),
+        )
 
     def _add(self, generation: Generation, chunk: Chunk) -> None:
         """Append sampled tokens; `RequestError` (410) once the episode has ended."""
@@ -200,7 +212,7 @@ class PolicyCall(OpenCall):
         except TypeError as error:
             problem = f"tool calls that are not JSON: {error}"
             return ParsedReply(content=self.chat.reply_text(ids), errors=(*parsed.errors, problem))
-        return parsed
+        return attrs.evolve(parsed, tool_calls=self.request.as_sent(parsed.tool_calls))
 
     def _interaction(self, generation: Generation, first_seq: int, finished_at: float) -> Interaction:
         """Build the interaction that is stored for one finished reply.
@@ -300,18 +312,6 @@ class _EngineTime:
                 "the engine returned no sampling masks, without which the learner does not know the distribution; set "
                 "sampling.top_p to 1 and sampling.top_k to 0, or use an engine that returns masks"
             )
-
-
-def _delta(generation: Generation, piece: Piece, chunk: Chunk | None = None) -> Delta:
-    return Delta(
-        index=generation.index,
-        content=piece.content,
-        reasoning=piece.reasoning,
-        tool_calls=piece.tool_calls,
-        ids=chunk.ids if chunk else (),
-        logprobs=chunk.logprobs if chunk else (),
-        top_logprobs=chunk.top_logprobs if chunk else (),
-    )
 
 
 def _versions(chunks: Sequence[Chunk]) -> Versions:

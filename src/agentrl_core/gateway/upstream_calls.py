@@ -15,7 +15,7 @@ import attrs
 
 from agentrl_core.api.tool_parsers import call_id
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.call_types import Choice, Delta, Reply, TokenUsage
+from agentrl_core.gateway.call_types import Choice, Delta, Reply, ReplyHead, TokenUsage
 from agentrl_core.gateway.recording import OpenCall
 from agentrl_core.gateway.sampling_parameters import NAME_CHARS, count_used, reply_name
 from agentrl_core.types import FinishReason, Interaction, Message, Sampling
@@ -111,9 +111,15 @@ class UpstreamCall(OpenCall):
         return [_ChoiceParts() for _ in range(self.request.n)]
 
     @property
-    def prompt_tokens(self) -> int:
-        """Always 0: an upstream reports its counts at the end only."""
-        return 0
+    def head(self) -> ReplyHead:
+        """Id and sampling; an upstream reports its counts at the end only."""
+        return ReplyHead(id=self.id, prompt_tokens=0, sampling=self._sampling)
+
+    @property
+    def _sampling(self) -> Sampling:
+        """Sampling as the agent asked for it; the provider may have other defaults."""
+        request = self.request
+        return Sampling(**{name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None})
 
     async def complete(self) -> Reply:
         """Request and record a reply that is not streamed; `RequestError` if the provider fails."""
@@ -138,10 +144,12 @@ class UpstreamCall(OpenCall):
         if piece.reasoning:
             choice.reasoning.append(piece.reasoning)
         # Some providers give tool calls no id, but agents need one to send the result back.
-        new_calls = [
-            call if call["id"] else {**call, "id": call_id(self._choice_id(piece.choice), number)}
-            for number, call in enumerate(piece.tool_calls, start=len(choice.tool_calls))
-        ]
+        new_calls = self.request.as_sent(
+            [
+                {**call, "id": call["id"] or call_id(self._choice_id(piece.choice), number)}
+                for number, call in enumerate(piece.tool_calls, start=len(choice.tool_calls))
+            ]
+        )
         choice.tool_calls += new_calls
         choice.logprobs += piece.logprobs
         choice.finish_reason = piece.finish_reason or choice.finish_reason
@@ -150,7 +158,7 @@ class UpstreamCall(OpenCall):
             index=piece.choice,
             content=piece.content,
             reasoning=piece.reasoning,
-            tool_calls=tuple(new_calls),
+            tool_calls=new_calls,
             upstream_logprobs=piece.logprobs,
         )
 
@@ -164,7 +172,6 @@ class UpstreamCall(OpenCall):
 
     def _choice(self, index: int, choice: _ChoiceParts, first_seq: int) -> Choice:
         request, cut = self.request, choice.finish_reason == "length"
-        asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
         interaction = Interaction(
             id=self._choice_id(index),
             record_id=self.session.record_id,
@@ -177,7 +184,7 @@ class UpstreamCall(OpenCall):
             messages=request.messages,
             output=choice.message(),
             tools=request.tools,
-            sampling=Sampling(**asked),
+            sampling=self._sampling,
             requested=request.ignored,
             finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
             model=request.model,

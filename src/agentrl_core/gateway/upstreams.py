@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 import orjson
 
+from agentrl_core.concurrency.secrecy import mask
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.upstream_chat import (
     UNREADABLE,
@@ -87,6 +88,8 @@ class Upstream:
     ) -> None:
         self.name = name
         self._config = config
+        if config.api_key_env is not None:
+            mask(config.api_key_env)
         self._retries = RetryPolicy(
             max_retries=config.max_retries, backoff=backoff, longest_wait_s=_LONGEST_WAIT_S, sleep=sleep
         )

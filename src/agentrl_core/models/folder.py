@@ -19,7 +19,7 @@ def no_model_in(written: str, base_dir: Path) -> str | None:
 
     Relative paths start from `base_dir`.
     """
-    folder = base_dir / Path(written).expanduser()
+    folder = Path(near(base_dir / Path(written).expanduser()))
     if (folder / _CONFIG).is_file():
         return None
     if folder.is_dir():

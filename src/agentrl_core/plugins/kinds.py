@@ -362,7 +362,8 @@ def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
 def register_tools(register: Register[Callable[..., ToolServer]]) -> None:
     """Register tool servers: sources of tools for agents, listed in `tools: {servers: [{use: NAME, …}]}`.
 
-    Built with `name`, the server's name in the run, and `config_dir` if the constructor has them. Added in 0.1.
+    Built with `name`, the server's name in the run, and `config_dir`, the absolute path of the config's folder, if the
+    constructor has them. Added in 0.1.
 
         from agentrl_core import hookimpl
 

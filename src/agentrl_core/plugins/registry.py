@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from agentrl_core.config.invocation import pip_install
+from agentrl_core.config.invocation import command_line, pip_install
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins.catalog import providers
@@ -223,13 +223,17 @@ class Registry:
 
     def _unknown(self, kind: str, name: str, prefix: str) -> PluginError:
         """Return the error for an unknown name, with the nearest one, unusable packages, and the package to install."""
-        known = sorted({entry.name for entry in self.entries(kind)})
+        # Commands of `agentrl plugins` have names like `plugins-check`, which nobody can call.
+        known = sorted({entry.name for entry in self.entries(kind) if not entry.name.startswith("plugins-")})
         hint = did_you_mean(name, known) or (f" (known: {', '.join(known)})" if known else "")
         absent = [package for package in self.packages if package.status != "ok"]
         others = "".join(f"; {package.distribution} {package.version} {package.trouble}" for package in absent)
         package = providers(kind).get(name)
         if package and package not in [canonical(item.distribution) for item in self.packages if item.status == "ok"]:
             others += f"; {pip_install(package)}"
+        elif kind != "commands" and not others and "did you mean" not in hint:
+            new = command_line("plugins", "new", "agentrl-NAME", "--kind", KINDS[kind].singular.replace(" ", "-"))
+            others = f"; one of your own can be named as file.py:Name, or be a package: {new}"
         error = PluginError(f"{prefix}no {KINDS[kind].singular} named '{name}'{hint}{others}")
         error.__cause__ = next((package.error for package in absent if package.error is not None), None)
         return error

@@ -71,6 +71,11 @@ class EpisodeGateway(Protocol[S]):
         ...
 
     @property
+    def takes_images(self) -> bool:
+        """Whether the policy's chat template takes images."""
+        ...
+
+    @property
     def http_client(self) -> httpx2.AsyncClient:
         """Shared HTTP client for agents; closing it does nothing."""
         ...

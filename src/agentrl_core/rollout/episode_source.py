@@ -126,6 +126,8 @@ class EpisodeSource(ABC):
 
     brings_tasks: bool = False
     """Whether `group` finds a task by itself, for a run without tasks."""
+    notice: str = ""
+    """Line for the user about the way in which agents run; empty for none."""
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import traceback
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def root_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def may_be_elsewhere(error: BaseException) -> bool:
+    """Return whether an error may come from an LLM call to another server: that of a client or of the network.
+
+    Python's own exceptions, such as KeyError, tell of a fault in the agent's code.
+    """
+    cause = root_cause(error)
+    own = getattr(builtins, cause.type_name, None) if isinstance(cause, RemoteFailure) else type(cause)
+    if own is None or own.__module__ != builtins.__name__:
+        return True
+    return isinstance(own, type) and issubclass(own, OSError)
 
 
 def describe(error: BaseException) -> str:

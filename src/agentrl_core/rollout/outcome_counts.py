@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
-from agentrl_core.types import Outcome
+from agentrl_core.types import Outcome, ToolOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agentrl_core.config.sampling_sections import RolloutConfig
-    from agentrl_core.types import Record
+    from agentrl_core.types import Record, ToolCall
 
 
 def label(record: Record) -> str:
@@ -34,6 +36,14 @@ def answer_name(record: Record) -> str:
     if source in {"schema", "nowhere"}:
         return f"{source} {judged.get('looked_for')}"
     return f"{source} 0" if source == "reply" and record.reward <= 0 else source
+
+
+def tool_names(call: ToolCall) -> Iterator[str]:
+    """Yield the names that a tool call counts under: `called NAME`, and `failed NAME`; none if it was refused."""
+    if call.outcome.is_failure or call.outcome is ToolOutcome.OK:
+        yield f"called {call.name}"
+    if call.outcome.is_failure:
+        yield f"failed {call.name}"
 
 
 class Counts:

@@ -18,7 +18,7 @@ import attrs
 
 from agentrl_core.api.extract import FoundAnswer, find_answer, shown
 from agentrl_core.api.scoring import Answer, Score, ScoreRequest, training_step
-from agentrl_core.errors import EpisodeError
+from agentrl_core.errors import EnvironmentLostError, EpisodeError
 from agentrl_core.rollout.failures import describe
 from agentrl_core.rollout.run_agent import run_agent
 from agentrl_core.scorers.call import finite_number
@@ -115,7 +115,7 @@ class CheckedScore:
 async def score_episode(
     scorer: NormalizedScorer, task: Task, episode: Episode, *, timeout_s: float, answer: Answer | None = None
 ) -> CheckedScore:
-    """Score `answer`, or the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
+    """Score `answer`, or the last trainable interaction. Raises `EpisodeError`: `no_score`, or `environment_lost`."""
     request = score_request(task, episode, answer)
     try:
         verdict = await ask_scorer(scorer, request, episode.interactions, timeout_s=timeout_s)
@@ -135,6 +135,8 @@ async def ask_scorer(
     judged = await run_agent(lambda: scorer(request), context, timeout_s=timeout_s, who=name)
     if judged.timed_out:
         raise EpisodeError("no_score", f"{name} gave no score within rollout.timeout_s = {timeout_s:g} s")
+    if isinstance(judged.error, EnvironmentLostError):
+        raise judged.error
     if isinstance(judged.error, EpisodeError):
         raise EpisodeError("no_score", str(judged.error), details=judged.error.details) from judged.error
     if judged.error is not None:
@@ -154,7 +156,8 @@ async def ask_scorer(
 
 def score_request(task: Task, episode: Episode, answer: Answer | None = None) -> ScoreRequest:
     """Return the request to a scorer for an episode: its last trainable interaction, with the answer extracted."""
-    calls = [item for item in episode.interactions if item.trainable]
+    # Only an evaluation may be without: its calls were answered by an upstream model.
+    calls = [item for item in episode.interactions if item.trainable] or episode.interactions
     # A summary that the context policy had written is no answer, even if the agent's call after it failed.
     last = next((item for item in reversed(calls) if item.is_agents), calls[-1])
     found = find_answer(text_of(last.output) if answer is None else answer.text, task.answer_schema)

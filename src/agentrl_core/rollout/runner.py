@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import time
 import uuid
@@ -16,16 +17,19 @@ import attrs
 from agentrl_core.api.audit import digested
 from agentrl_core.api.scoring import Answer
 from agentrl_core.api.tools import ToolEpisode
+from agentrl_core.concurrency.secrecy import without_secrets
 from agentrl_core.config.live import with_limits
 from agentrl_core.errors import EpisodeError, RunError, ServerLostError
 from agentrl_core.rollout.episode_source import OpenEpisode
-from agentrl_core.rollout.failures import describe, format_traceback, reason_of
+from agentrl_core.rollout.failures import describe, format_traceback, may_be_elsewhere, reason_of
 from agentrl_core.rollout.marks import Marks
+from agentrl_core.rollout.outcome_counts import Counts, tool_names
 from agentrl_core.rollout.rewards import ask_scorer, early_request, read_reward, score_episode, storable
 from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, unbroken
 from agentrl_core.rollout.subproc.inside.telling import tell
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
-from agentrl_core.types import BY_USER, Episode, Interaction, Message, Outcome, Record, Task, ToolCall
+from agentrl_core.rollout.unawaited import UnawaitedCalls
+from agentrl_core.types import BY_USER, Episode, Message, Outcome, Record, Task, ToolCall
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import RunControl, Store
@@ -42,6 +46,10 @@ _MOST_LOSSES = 10
 """Losses of a slot's server in a row after which the run ends: perhaps the slot's own calls crash it."""
 _LONGEST_DETAIL = 2_000
 """Characters kept of the message about a bad reward or score, which may quote what a workflow returned."""
+_BASE_URL = (
+    "its client must use the injected `base_url` (a parameter of `run`, or workflow_context.get().base_url). Create "
+    "the client inside `run`: a client that episodes share would make its calls for another episode"
+)
 
 
 class Runner:
@@ -75,6 +83,10 @@ class Runner:
         self._run_id = run_id
         self._clock = clock
         self._grace_s = grace_s
+        self.unawaited = UnawaitedCalls()
+        """Calls that agents forgot to await; whoever runs episodes has it watch."""
+        self.tool_calls = Counts()
+        """Tool calls of all episodes so far (`outcome_counts.tool_names`)."""
 
     async def run_episode(
         self,
@@ -211,7 +223,9 @@ class Runner:
         if self._toolbox is None:
             return None
         episode = ToolEpisode(record_id=record.id, task_id=task.id, data=task.data, is_eval=record.is_eval)
-        return self._toolbox.open(episode, keep=self._keep_call, mark=marks.add)
+        return self._toolbox.open(
+            episode, keep=self._keep_call, mark=marks.add, takes_images=lambda: self._gateway.takes_images
+        )
 
     async def _attended(
         self, session: EpisodeSession, work: Coroutine[Any, Any, AgentResult], tools: OpenTools | None
@@ -234,6 +248,8 @@ class Runner:
         return attrs.evolve(ended, detail=ended.detail + refusal)
 
     async def _keep_call(self, call: ToolCall) -> None:
+        for name in tool_names(call):
+            self.tool_calls.add(name)
         await self._store.add_tool_call(self._run_id, digested(call))
 
     def _open_episode(
@@ -270,6 +286,8 @@ class Runner:
             return _rejected(record, done.error)
         if done.error is not None:
             reason, detail = reason_of(done.error), describe(done.error)
+            if not calls and may_be_elsewhere(done.error):
+                detail = f"{detail}; no LLM call reached the policy: {_BASE_URL}"
             return attrs.evolve(record, outcome=Outcome.FAILED, reason=reason, detail=detail)
         try:
             return await self._scored(task, episode, done.value)
@@ -279,7 +297,7 @@ class Runner:
     async def _scored(self, task: Task, episode: Episode, value: Any) -> Record:
         """Return the record with the workflow's reward, else the scorer's; `EpisodeError` if neither is usable."""
         record = attrs.evolve(episode.record, outcome=Outcome.SCORED)
-        _check_called(episode.interactions)
+        _check_called(episode, value, self.unawaited.told)
         if is_tensor_rows(value):
             value = reward_of_rows(value, episode)
         answer = value if isinstance(value, Answer) else None
@@ -317,20 +335,28 @@ def _rejected(record: Record, error: EpisodeError) -> Record:
     )
 
 
-def _check_called(interactions: Sequence[Interaction]) -> None:
-    if not any(interaction.trainable for interaction in interactions):
+def _check_called(episode: Episode, value: Any, unawaited: str) -> None:
+    """Raise `EpisodeError` unless an episode has called the policy; in an evaluation, a provider is enough."""
+    if any(interaction.trainable for interaction in episode.interactions):
+        return
+    if upstream := [interaction.upstream for interaction in episode.interactions if interaction.upstream]:
+        if episode.record.is_eval:
+            return
         raise EpisodeError(
-            "no_llm_call",
-            "the agent returned without an LLM call to the policy; its client must use the injected `base_url` "
-            "(a parameter of `run`, or workflow_context.get().base_url). Create the client inside `run`: a client "
-            "that episodes share would make its calls for another episode",
+            "only_upstream_calls",
+            f"only upstream calls ({upstream[0]}); nothing to train. Ask for another model name than those of "
+            "gateway.upstreams to train the policy, or set trainer.steps: 0 to evaluate the upstream model",
         )
+    returned = f" {value}" if isinstance(value, float) and not math.isfinite(value) else ""
+    raise EpisodeError(
+        "no_llm_call", f"the agent returned{returned} without an LLM call to the policy; {unawaited or _BASE_URL}"
+    )
 
 
 def _without_secrets(text: str, session: EpisodeSession) -> str:
-    """Replace a session's key, and its address, which grants the same access, in a text."""
+    """Replace the run's secrets, a session's key, and its address, which grants the same access, in a text."""
     for secret, name in ((session.api_key, "<api_key>"), (session.token, "<session>")):
         # Where the text was cut in the middle of the secret, its beginning is left.
         cut = re.escape(secret[:8]) + r"[\w-]*(?=…)"
         text = re.sub(cut, name, text.replace(secret, name))
-    return text
+    return without_secrets(text)

@@ -99,6 +99,8 @@ class Scheduler:
         self._admission = admission(config, total_steps=total_steps)
         self.counts = OutcomeCounts(config)
         """Endings of records and groups so far; may be read from any thread."""
+        self.tool_calls = runner.tool_calls
+        """Tool calls so far, likewise."""
         self._slots = EpisodeSlots(config.max_concurrent_rollouts)
         # Episodes that hold a slot, wait for one, or are about to.
         self._pending = 0
@@ -128,6 +130,10 @@ class Scheduler:
         Raises errors that no episode is to blame for: `RunError` (too many failures, engine, store, a lost member), or
         a programming error.
         """
+        with self._runner.unawaited.watching():
+            await self._run_groups()
+
+    async def _run_groups(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._slots.start()
         watching = asyncio.create_task(self._watch_store())

@@ -13,7 +13,13 @@ import attrs
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import ConfigError, EpisodeError
 from agentrl_core.rollout.episode_source import AgentCall, CallSeat, EpisodeSource, Seat
-from agentrl_core.rollout.subproc.inside.signatures import SignatureError, accepted_arguments, is_async, read_signature
+from agentrl_core.rollout.subproc.inside.signatures import (
+    SignatureError,
+    accepted_arguments,
+    is_async,
+    read_signature,
+    takes_by_name,
+)
 
 if TYPE_CHECKING:
     from agentrl_core.types import Record, Task
@@ -48,6 +54,12 @@ class WorkflowCall:
             self.accepted = accepted_arguments(function, name)
         except SignatureError as error:
             raise ConfigError(f"{where}: {error}") from None
+        # A decorator may have made a plain function of an async one, which it calls.
+        if not (self._is_async or is_async(inspect.unwrap(function))) and takes_by_name(function, "http_client"):
+            raise ConfigError(
+                f"{where}: {name} takes http_client, which is for async clients, but is not async; leave the "
+                "parameter out, or write `async def` and use an async client"
+            )
 
     async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
         """Return the workflow's return value; a sync function runs on a new thread."""

@@ -10,7 +10,9 @@ import contextlib
 import logging
 import platform
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.audit import (
@@ -25,7 +27,7 @@ from agentrl_core.api.audit import (
 )
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import StoreError
-from agentrl_core.weights.manifest import peek_manifest
+from agentrl_core.weights.manifest import model_digests, peek_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,8 +47,9 @@ class AuditTrail:
     """The chain of one run, as its only writer sees it. Every method blocks until its seals are stored.
 
     The process begins after optimizer step `step`, with policy version `version`, and with this config, as plain data,
-    and these components (`BuiltComponents.used`). What an earlier process left unsealed
-    is sealed first, as it is found.
+    and these components (`BuiltComponents.used`). What an earlier process left unsealed is sealed first, as it is
+    found. The files of the policy before training, whose folder may be relative to `base_dir`, are read on a thread and
+    sealed with a later link.
     """
 
     def __init__(
@@ -58,45 +61,58 @@ class AuditTrail:
         used: Mapping[str, str],
         step: int,
         version: int,
+        base_dir: Path = Path(),
+        member_id: str = "",
     ) -> None:
-        self._store, self._directory, self._run_id = store, directory, directory.name
+        self._store, self._directory, self._run_id, self._member_id = store, directory, directory.name, member_id
         self.head = ""
         """Digest of the last seal."""
         self._place = directory.published
         self._number, self._step, self._version = 0, step, -1
         self._tasks: set[tuple[str, str]] = set()
         self._checkpoints: dict[str, str] = {}
-        asyncio.run(self._begin(config, used, resumed=version > 0))
+        self._model: Future[dict[str, str]] | None = None
+        asyncio.run(self._begin(config, used, base_dir, resumed=version > 0))
 
     def step(self, row: StepRow) -> None:
         """Seal an optimizer step, all that is new since the last seal, and the checkpoint that was written after it."""
         self._step = row.step
-        asyncio.run(self._seal("step", [row], checkpoints=self._unsealed_checkpoints(newest_only=True)))
+        checkpoints = self._unsealed_checkpoints(newest_only=True)
+        asyncio.run(self._seal("step", [row], checkpoints=checkpoints, model=self._model_digests()))
 
-    def end(self, *, failed: bool) -> str:
-        """Seal what is left when this process has closed sampling and ends; return the chain's head.
+    def end(self, status: str) -> str:
+        """Seal what is left when this process has closed sampling and ends with this status; return the chain's head.
 
-        If the run `failed`, the store may be the cause. The first error counts then, and the chain stays without end.
+        If the run has failed, the store may be the cause. The first error counts then, and the chain stays without end.
         """
         try:
-            asyncio.run(self._end())
+            asyncio.run(self._end(status))
         except StoreError as error:
-            if not failed:
+            if status != "failed":
                 raise
             logger.warning("the audit trail has no end: %s", error)
         return self.head
 
-    async def _begin(self, config: Mapping[str, Any], used: Mapping[str, str], *, resumed: bool) -> None:
+    async def _begin(
+        self, config: Mapping[str, Any], used: Mapping[str, str], base_dir: Path, *, resumed: bool
+    ) -> None:
         sealed_versions: set[int] = set()
+        knows_model = False
         rows = await self._store.seals(self._run_id)
         for row in rows:
-            seal = self._read(row)
+            if (seal := self._read(row)) is None:
+                continue
+            knows_model = knows_model or bool(seal.model)
             sealed_versions.update(version for _, version, *_ in seal.steps)
             self._tasks.update((name, task) for name, tasks in seal.tasks.items() for task in tasks)
             self._version = max(self._version, *map(int, seal.versions), -1)
             self._checkpoints.update(seal.checkpoints)
         if rows:
             self._number, self.head = rows[-1].number + 1, rows[-1].digest
+        if not knows_model and (model := self._directory.first_model(config, base_dir)) is not None:
+            reader = ThreadPoolExecutor(1, thread_name_prefix="model-digests")
+            self._model = reader.submit(model_digests, model)
+            reader.shutdown(wait=False)
         (run,) = [run for run in await self._store.runs() if run.id == self._run_id]
         resumed = resumed or bool(rows)
         await self._seal(
@@ -110,20 +126,34 @@ class AuditTrail:
             voided_after=self._step if resumed else None,
         )
 
-    def _read(self, row: SealRow) -> Seal:
+    def _read(self, row: SealRow) -> Seal | None:
+        """Return a seal of an earlier process; None if it is damaged, which must not keep the run from going on."""
         try:
             return Seal.of(row)
         except ValueError as error:
-            raise StoreError(
-                f"{self._store.location}: seal {row.number} of run '{self._run_id}' is damaged: {error}; see "
-                f"`{command_line('trace', 'verify', self._directory.reference)}`, and continue from a copy of the "
-                "database"
-            ) from error
+            logger.warning(
+                "%s: seal %s of run '%s' is damaged (%s); the chain goes on after it, and `%s` will name it",
+                *(self._store.location, row.number, self._run_id, error),
+                command_line("trace", "verify", self._directory.reference),
+            )
+            return None
 
-    async def _end(self) -> None:
+    def _model_digests(self, *, wait: bool = False) -> dict[str, str]:
+        """Return the digests of the policy's files once they are there; nothing before, and after that."""
+        if self._model is None or not (wait or self._model.done()):
+            return {}
+        reading, self._model = self._model, None
+        try:
+            return reading.result()
+        except OSError as error:
+            logger.warning("the files of the policy before training are not sealed: %s", error)
+            return {}
+
+    async def _end(self, status: str) -> None:
         groups = await self._store.groups(self._run_id)
         sampled = [group.id for group in groups if group.state in _BEING_SAMPLED and group.member_id]
-        await self._seal("end", late=True, checkpoints=self._unsealed_checkpoints(), open_groups=sampled)
+        checkpoints, model = self._unsealed_checkpoints(), self._model_digests(wait=True)
+        await self._seal("end", late=True, checkpoints=checkpoints, open_groups=sampled, model=model, status=status)
 
     def _unsealed_checkpoints(self, *, newest_only: bool = False) -> dict[str, str]:
         """Return the manifests' digests of checkpoints that no seal names, and of a new one of the last step.
@@ -189,7 +219,8 @@ class AuditTrail:
             **facts,
         )
         row = seal.row()
-        await self._store.add_seal(row, records={item.record.id: item.num_calls for item in ended})
+        records = {item.record.id: item.num_calls for item in ended}
+        await self._store.add_seal(row, records=records, member_id=self._member_id)
         self._number, self.head = seal.number + 1, row.digest
         self._tasks.update((name, task) for name, digests in tasks.items() for task in digests)
 

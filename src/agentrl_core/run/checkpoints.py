@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from agentrl_core.stores.files import UNNAMED
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl_core.config.training_sections import TrainerConfig
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.progress import Progress
+    from agentrl_core.stores.files import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Saves(Protocol):
     """Interface of a learner or tuner whose state can be saved."""
 
-    def save(self, directory: Path, step: int, version: int) -> None:
+    def save(self, directory: Path, step: int, version: int, *, writer: Writer) -> None:
         """Write a checkpoint."""
         ...
 
@@ -43,10 +46,11 @@ class Checkpoints:
         progress: Progress,
         *,
         step: int,
+        writer: Writer = UNNAMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trained, self._store, self._directory, self._config = trained, store, directory, config
-        self._progress = progress
+        self._progress, self._writer = progress, writer
         self._clock, self._saved_at = clock, clock()
         self._saved = step
 
@@ -65,7 +69,8 @@ class Checkpoints:
         # The store comes first. A checkpoint of steps that the store lacks could not be resumed: the order of tasks
         # and the policy versions would be lost.
         asyncio.run(self._store.flush())
-        self._trained.save(self._directory.checkpoints / f"step-{step}", step=step, version=version)
+        directory = self._directory.checkpoints / f"step-{step}"
+        self._trained.save(directory, step=step, version=version, writer=self._writer)
         self._saved, self._saved_at = step, self._clock()
 
     def save_interrupted(

@@ -17,11 +17,12 @@ from agentrl_core import config as configs
 from agentrl_core.chat import Chat
 from agentrl_core.concurrency.secrecy import withhold
 from agentrl_core.config.component import AUTO
+from agentrl_core.config.invocation import near
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.data.tasks import line_of, load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
-from agentrl_core.plugins.catalog import default_scorer, install_hint
+from agentrl_core.plugins.catalog import default_scorer
 from agentrl_core.plugins.discovery import names_core
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
@@ -32,7 +33,7 @@ from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.group_ranking import unrankable
 from agentrl_core.run.loss import settled
 from agentrl_core.run.stores import withhold_secrets
-from agentrl_core.scorers.table import ScorerTable
+from agentrl_core.scorers.table import NO_SCORER, ScorerTable
 from agentrl_core.tools.entries import name_clashes
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Checks(ComponentChecks[RunConfig]):
         """
         super().__init__(loaded, registry)
         self._load_datasets, self._binds = load_datasets, binds
-        self.notes: list[str] = unknown_variables(os.environ, named_variables(configs.dump(self._run)))
+        unknown = unknown_variables(os.environ, named_variables(configs.dump(self._run)))
+        self.notes: list[str] = [*loaded.notes, *unknown]
         self.task_sets: dict[str, Sequence[Task]] = {}
         """Tasks that `tasks` has read, by `data.train`, `data.eval` or `data.eval.NAME`."""
         data = self._run.data
@@ -170,8 +172,10 @@ class Checks(ComponentChecks[RunConfig]):
             raise ConfigError(str(error).removeprefix("gateway: ")) from error
 
     def _groups(self) -> Iterator[str]:
-        """Yield options of groups that have no effect as they are set."""
+        """Yield options of groups and steps that have no effect as they are set."""
         where, rollout = self._loaded.where, self._run.rollout
+        if not self._run.trainer.steps and not any(key.startswith("data.eval") for key in self._run.data.sources):
+            yield f"{where('trainer.steps')}: 0 only evaluates; set the tasks for that: `data: {{eval: heldout.jsonl}}`"
         if rollout.dynamic_sampling and not self._run.filters:
             yield (
                 f"{where('rollout.dynamic_sampling')}: replaces groups that `filters` drop, but there are no filters; "
@@ -235,7 +239,7 @@ class Checks(ComponentChecks[RunConfig]):
 
     def read_tasks(self, key: str, source: Component) -> Sequence[Task]:
         """Read a task file or a registered data set; without `load_datasets` only check the data set's options."""
-        path = self._loaded.base_dir / Path(source.use).expanduser()
+        path = self._file(source.use)
         if path.is_file():
             for option in source.options:
                 raise ConfigError(f"{self._loaded.where(f'{key}.{option}')}: a task file has no options; leave it out")
@@ -247,10 +251,12 @@ class Checks(ComponentChecks[RunConfig]):
         if not self._load_datasets:
             self._component("datasets", key, source)
             return ()
-        loader: Callable[[], Sequence[Task]] = self.built.build(
-            "datasets", key, source, config_dir=self._loaded.base_dir
-        )
+        loader: Callable[[], Sequence[Task]] = self.built.build("datasets", key, source)
         return loader()
+
+    def _file(self, written: str) -> Path:
+        """Return the path of a task file, as short as messages show it."""
+        return Path(near(self._loaded.base_dir / Path(written).expanduser()))
 
     def _order(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
         """Yield a line for the first task that `rollout.order` cannot rank."""
@@ -284,7 +290,7 @@ class Checks(ComponentChecks[RunConfig]):
 
     def _task_place(self, source: str, task: Task) -> str:
         """Return the place of a task for messages, with the line if it is from a file."""
-        path = self._loaded.base_dir / Path(source).expanduser()
+        path = self._file(source)
         line = line_of(path, task.id) if path.is_file() else None
         return f"{source}: task '{task.id}'" if line is None else f"{path}:{line}: task '{task.id}'"
 
@@ -296,16 +302,16 @@ class Checks(ComponentChecks[RunConfig]):
         if self._run.data.default_scorer is not None:  # `defined_scorers` reports it
             return
         default = default_scorer()
+        # Who has no judge installed is not told of one.
         missing = f"no scorer named '{default}'" in str(error)
-        why = f"is not installed ({install_hint('scorers', default)})" if missing else f"cannot be used ({error})"
-        found = f"{source}: {count} tasks name no scorer, and the default one, '{default}', {why}: "
+        unusable = "" if missing else f" (the default one, '{default}', cannot be used: {error})"
+        found, fix = f"{source}: {count} tasks name no scorer{unusable}", f"{NO_SCORER[0].lower()}{NO_SCORER[1:]}"
         if self._leaves_scoring:
-            yield f"{found}set data.default_scorer (for example exact_match or numeric), or name a scorer in each task"
+            yield f"{found}: {fix}"
         else:
             online = self._run.rollout.agent.mode == "online"
-            self.notes.append(
-                found + ("their agents must send rewards" if online else "the workflow must return their rewards")
-            )
+            must = "their agents must send" if online else "the workflow must return their"
+            self.notes.append(f"{found}: {must} rewards, or {fix}")
 
     @functools.cached_property
     def _leaves_scoring(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from agentrl_core.config.invocation import command_line, is_in_runs
+from agentrl_core.config.invocation import command_line, is_in_runs, near
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.gateway.sessions import without_secrets
 from agentrl_core.stores.files import make_private, make_private_folder, private_opener, restore_replaced
@@ -52,6 +52,12 @@ class RunDirectory:
     def model(self) -> Path:
         """Folder of the policy before training, if the run builds it (`model.use`)."""
         return self.path / "model"
+
+    def first_model(self, config: Mapping[str, Any], base_dir: Path) -> Path | None:
+        """Return the folder of the policy before training, built or named by a config; None if it is not there."""
+        named = (config.get("model") or {}).get("path")
+        folder = base_dir / Path(named).expanduser() if named else self.model
+        return folder if folder.is_dir() else None
 
     @property
     def warm_started(self) -> Path:
@@ -99,7 +105,7 @@ class RunDirectory:
     @property
     def reference(self) -> str:
         """Name of the run for command lines: its name if it is in the default folder `runs`, else its path."""
-        return self.name if is_in_runs(self.path) else str(self.path)
+        return self.name if is_in_runs(self.path) else near(self.path)
 
     @property
     def logs(self) -> Path:

@@ -35,7 +35,7 @@ from agentrl_core.run.resources import Devices, described, fits, fixed_parts, he
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.start import untrained_start
 from agentrl_core.run.stores import check_store, scratch_store
-from agentrl_core.run.tools import servers_down
+from agentrl_core.run.tools import examine_tasks, servers_down
 from agentrl_core.run.try_step import try_step as tried_step
 from agentrl_core.types import Outcome
 
@@ -59,8 +59,8 @@ class Finding:
     """Result of one check."""
 
     check: str
-    """Name of the check: versions, plugins, port, disk, config, agent, tools, device, store, model, servers, template,
-    advice, call, memory or step."""
+    """Name of the check: versions, plugins, port, disk, config, agent, tools, tasks, device, store, model, servers,
+    template, advice, call, memory or step."""
     ok: bool
     told: str
     """Description of the result."""
@@ -188,11 +188,10 @@ def _run(loaded: LoadedConfig[RunConfig], config: Path, *, try_step: bool) -> It
         return
     if components.workflow is not None:
         yield Finding(check="agent", ok=True, told=components.workflow.name)
-    if servers := loaded.run.tools.servers:
-        if down := servers_down(loaded):
-            yield Finding(check="tools", ok=False, told=down, fix="start that server, or correct its entry there")
-            return
-        yield Finding(check="tools", ok=True, told=f"{len(servers)} server{'s' if len(servers) > 1 else ''} started")
+    if down := servers_down(loaded):
+        yield Finding(check="tools", ok=False, told=down, fix="start that server, or correct its entry there")
+        return
+    yield from _tools(loaded, components)
     try:
         devices = Devices.of(loaded.run)
     except AgentRLError as error:
@@ -203,6 +202,14 @@ def _run(loaded: LoadedConfig[RunConfig], config: Path, *, try_step: bool) -> It
     yield from short
     if not short:
         yield from _rehearsal(components, devices, try_step=try_step)
+
+
+def _tools(loaded: LoadedConfig[RunConfig], components: RunComponents) -> Iterator[Finding]:
+    if servers := loaded.run.tools.servers:
+        yield Finding(check="tools", ok=True, told=f"{len(servers)} server{'s' if len(servers) > 1 else ''} started")
+        tasks = [task for some in (components.tasks, *components.eval_sets.values()) for task in some or ()]
+        for problem in examine_tasks(loaded, tasks):
+            yield Finding(check="tasks", ok=False, told=problem)
 
 
 def _too_large(components: RunComponents, devices: Devices) -> Iterator[Finding]:
@@ -285,6 +292,8 @@ def _rehearsal(components: RunComponents, devices: Devices, *, try_step: bool) -
         closing.callback(side.close)
         context = side.engine.context_length
         yield Finding(check="model", ok=True, told=f"{_name(components)}, {context:,} tokens of context")
+        if side.gateway.length_notice:
+            yield Finding(check="model", ok=True, told=side.gateway.length_notice)
         for server in getattr(side.engine, "servers", ()):
             yield Finding(check="servers", ok=True, told=server)
         yield Finding(check="template", ok=True, told=side.gateway.history_notice)
@@ -315,7 +324,7 @@ def _call(components: RunComponents, side: InProcessSampling, store: Store, run_
     try:
         side.evaluate({"doctor": [task]}, 1)
     except AgentRLError as error:
-        yield _wrong("call", error, "fix the part that the message names")
+        yield _wrong("call", error, "")
         return
     (record,) = asyncio.run(store.records(run_id))
     usage = asyncio.run(store.usage(run_id)).get(record.id)

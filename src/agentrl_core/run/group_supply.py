@@ -31,23 +31,23 @@ def task_set(name: str) -> str:
 
 
 class GroupSupply:
-    """Groups and evaluations of one run for its trainer; its coroutines may run on any event loop."""
+    """Groups and evaluations of one run for its trainer `member_id`; its coroutines may run on any event loop."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
-        self._store, self._run_id = store, run_id
+    def __init__(self, store: Store, run_id: str, member_id: str = "") -> None:
+        self._store, self._run_id, self._member_id = store, run_id, member_id
 
     async def open(self, tasks: Sequence[Task], steps_done: int) -> None:
         """Store the training tasks, and let sampling begin after `steps_done` optimizer steps."""
         await self._add_tasks(tasks)
-        await self._store.admit(self._run_id, steps_done)
+        await self.admit(steps_done)
 
     async def admit(self, steps_done: int) -> None:
         """Let sampling go on after `steps_done` optimizer steps."""
-        await self._store.admit(self._run_id, steps_done)
+        await self._store.admit(self._run_id, steps_done, member_id=self._member_id)
 
     async def replace(self, groups: int) -> None:
         """Admit `groups` more groups, in place of groups that were taken and then not used."""
-        await self._store.replace_groups(self._run_id, groups)
+        await self._store.replace_groups(self._run_id, groups, member_id=self._member_id)
 
     async def take(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
         """Wait until the next `count` groups are ready; fewer once sampling is closed.
@@ -57,7 +57,7 @@ class GroupSupply:
         seen = 0
         while (await self._store.control(self._run_id)).wanted == "pause":
             seen = await self._store.changed(self._run_id, seen, timeout_s=_PAUSE_POLL_S)
-        return await self._store.take_groups(self._run_id, count, ahead=ahead)
+        return await self._store.take_groups(self._run_id, count, ahead=ahead, member_id=self._member_id)
 
     async def evaluate(self, name: str, tasks: Sequence[Task], *, version: int) -> Evaluation:
         """Let the samplers run every task once, and return the mean reward; `name` is that of the set in `data.eval`.
@@ -66,7 +66,9 @@ class GroupSupply:
         """
         await self._add_tasks(tasks, task_set(name))
         ids = [task.id for task in tasks]
-        groups = await self._store.add_evaluation(self._run_id, task_set(name), ids, version=version)
+        groups = await self._store.add_evaluation(
+            self._run_id, task_set(name), ids, version=version, member_id=self._member_id
+        )
         records = await self._store.await_groups(self._run_id, groups)
         scored = [record for record in records if record is not None and record.outcome is Outcome.SCORED]
         rewards = [record.reward for record in scored if record.reward is not None]
@@ -76,7 +78,7 @@ class GroupSupply:
 
     async def close(self) -> None:
         """Announce that no more groups will be trained; samplers end."""
-        await self._store.close_sampling(self._run_id)
+        await self._store.close_sampling(self._run_id, member_id=self._member_id)
 
     async def _add_tasks(self, tasks: Sequence[Task], name: str = "train") -> None:
         """Store task rows in parts, so that a large data set does not hold up the event loop."""

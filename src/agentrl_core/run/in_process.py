@@ -69,7 +69,7 @@ class InProcessSampling(SamplingSide):
     ) -> None:
         config = components.config
         self._config, self._components = config, components
-        self._supply = GroupSupply(start.store, run_id)
+        self._supply = GroupSupply(start.store, run_id, start.writer.name)
         self._scheduling: asyncio.Task[None] | None = None
         self._asked_to_stop, self._notice, self._membership = asked_to_stop, notice, membership
         self._step, self._version = start.step, start.version
@@ -126,10 +126,12 @@ class InProcessSampling(SamplingSide):
 
     @property
     def notices(self) -> list[str]:
-        """Lines for the user about engine, agents and chat template, before the first episode."""
+        """Lines for the user about engine, agents and chat template so far."""
         engine = getattr(self.engine, "notice", "")
-        lines = (engine, self._online_notice, self.gateway.history_notice, self.gateway.tools_notice)
-        return [line for line in lines if line]
+        template = self.gateway.notices(offers_tools=bool(self._config.tools.servers))
+        source = self._components.workflow
+        agents = self._online_notice if source is None else source.notice
+        return [line for line in (engine, agents, *template) if line]
 
     @property
     def max_tokens(self) -> int:
@@ -143,9 +145,7 @@ class InProcessSampling(SamplingSide):
 
     @property
     def _online_notice(self) -> str:
-        """Notice that tells online agents how to open sessions; empty if the run starts its agents itself."""
-        if self._config.rollout.agent.mode != "online":
-            return ""
+        """Notice that tells online agents how to open sessions."""
         variable = self._config.gateway.admin_key_env
         key = f"in {variable}" if os.environ.get(variable) else f"in {self._admin_key_file}"
         return f"agents open sessions with POST {self.gateway.url}/rl/start_session; the admin key is {key}"
@@ -231,6 +231,7 @@ class InProcessSampling(SamplingSide):
             outcomes=counts.records.drain(),
             groups=counts.groups.drain(),
             answers=counts.answers.drain(),
+            tools=self._scheduler.tool_calls.drain(),
             unseen_tools=unseen_tools,
             idle_s=idle_s,
         )

@@ -7,6 +7,7 @@ weights, the store and the step number agree and can be saved. A second signal e
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from agentrl_core.concurrency.critical import postpone
 from agentrl_core.errors import Interrupted, Terminated
 
 T = TypeVar("T")
@@ -86,6 +88,8 @@ class Interruption:
             thread.shutdown(wait=False)
 
     def _handle(self, number: int, _frame: object) -> None:
+        if postpone(functools.partial(self._handle, number, None)):
+            return
         self._count += 1
         if self._count == 1:
             self._signal = signal.Signals(number)

@@ -23,17 +23,16 @@ _DECIDED = ("aggregation", "unit", "horizon")
 def with_overrides(kept: Mapping[str, Any], base_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """Return the kept config with `a.b=c` overrides; raise `ConfigError` like `config.parse`."""
     config = configs.parse(kept, overrides)
-    # The snapshot has the old loss's defaults written out, and these must not bind another loss.
+    # The snapshot has the advantage that the old loss asks for written out, and that must not bind another loss.
     if config.loss.use != kept["loss"]["use"]:
         return configs.parse(_unsettled(kept, base_dir), overrides)
     return config
 
 
 def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    """Return the kept config without the options that the old loss had set, so that the new loss sets its own.
+    """Return the kept config without the advantage that the old loss had set, so that the new loss sets its own.
 
-    The snapshot has these options written out. An option that differs from the old loss's default was the user's
-    choice, and stays.
+    An advantage that differs from the old loss's default was the user's choice, and stays.
     """
     silent = {name: value for name, value in kept["loss"].items() if name not in _DECIDED}
     loaded = configs.LoadedConfig(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
@@ -42,9 +41,4 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
         decided = configs.dump(settled(loaded, load_registry(plugins.block, on_error=plugins.on_error)))
     except UsageError:  # the old loss is not installed any more, so its defaults are unknown
         return dict(kept)
-    said = {name: value for name, value in kept["loss"].items() if decided["loss"].get(name) != value}
-    return {
-        **kept,
-        "loss": silent | said,
-        "advantage": AUTO if decided["advantage"] == kept["advantage"] else kept["advantage"],
-    }
+    return {**kept, "advantage": AUTO} if decided["advantage"] == kept["advantage"] else dict(kept)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.invocation import command_line
-from agentrl_core.errors import AgentRLError, RunError, StoreError
+from agentrl_core.errors import AgentRLError, MemberError, RunError, StoreError
 from agentrl_core.run.events import RunEvents
 from agentrl_core.run.folder_readme import write_readme
 from agentrl_core.run.shared_start import check_identity
@@ -25,13 +25,19 @@ logger = logging.getLogger(__name__)
 
 
 def carry_out(
-    components: BuiltComponents[Any], directory: RunDirectory, work: Callable[[Store, RunEvents, ExitStack], RunSummary]
+    components: BuiltComponents[Any],
+    directory: RunDirectory,
+    work: Callable[[Store, RunEvents, ExitStack], RunSummary],
+    *,
+    member_id: str = "",
+    resume: str = "",
 ) -> RunSummary:
     """Do the work of a run in its frame: lock the folder, open log, store and trackers, close them even if it fails.
 
-    What `work` enters into its stack ends after the run's final status is stored.
+    What `work` enters into its stack ends after the run's final status is stored, which `member_id` must be live for.
 
-    Raises `KeyboardInterrupt` with the command that resumes the run, and `RunError` for an unexpected exception.
+    Raises `KeyboardInterrupt` with the command that resumes the run (`resume`, or else `runs resume`), and `RunError`
+    for an unexpected exception.
     """
     with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
         closing.callback(_update_readme, directory)
@@ -43,11 +49,11 @@ def carry_out(
             # Callbacks run in reverse order: the store closes before the trackers, and the components close last.
             closing.callback(lambda: asyncio.run(store.close()))
             asyncio.run(check_identity(store, directory))
-            with ExitStack() as leaving, _status(store, directory):
+            with ExitStack() as leaving, _status(store, directory, member_id):
                 return work(store, events, leaving)
         except KeyboardInterrupt as stop:
             what = str(stop) or _before_any_step(directory)
-            message = f"interrupted {what}. To resume: {command_line('runs', 'resume', directory.reference)}"
+            message = f"interrupted {what}. To resume: {resume or command_line('runs', 'resume', directory.reference)}"
             logger.warning("%s", message)
             raise KeyboardInterrupt(message) from None  # `Interruption.run` makes the signal's exception of it
         except AgentRLError:
@@ -83,21 +89,24 @@ def _trackers(components: BuiltComponents[Any], directory: RunDirectory, closing
 
 
 @contextmanager
-def _status(store: Store, directory: RunDirectory) -> Iterator[None]:
+def _status(store: Store, directory: RunDirectory, member_id: str) -> Iterator[None]:
     """Write into the store how the run ended.
 
     A row that this process has not announced or rewound stays as it is: that of a finished run whose resumption fails,
-    and that of another folder's run with the same name.
+    and that of another folder's run with the same name. So does that of a run which goes on without this process: one
+    that was refused, or declared lost.
     """
     run_id = directory.name
     try:
         yield
+    except MemberError:
+        raise
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         # The store itself may be the cause of the failure, or may not know the run yet. The first error counts.
         with suppress(StoreError):
             own = (run_id, directory.identity, "running")
             if own in {(row.id, row.identity, row.status) for row in asyncio.run(store.runs())}:
-                asyncio.run(store.update_run(run_id, status=status, error=str(error)))
+                asyncio.run(store.update_run(run_id, status=status, error=str(error), member_id=member_id))
         raise
-    asyncio.run(store.update_run(run_id, status="finished"))
+    asyncio.run(store.update_run(run_id, status="finished", member_id=member_id))

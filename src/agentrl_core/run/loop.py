@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,18 +15,20 @@ from agentrl_core import config as configs
 from agentrl_core.api.stores import StepRow
 from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 from agentrl_core.config.invocation import command_line
-from agentrl_core.errors import RunError
+from agentrl_core.errors import MemberError, NothingLearnedError, RunError, StoreError
+from agentrl_core.plugins.catalog import default_scorer
 from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.directions import Directions
 from agentrl_core.run.group_ranking import GroupRanking
 from agentrl_core.run.loss import is_pretrained_model
+from agentrl_core.run.no_signal import Giver, changed_weights, has_no_signal
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from agentrl_core.api.weights import Publication
     from agentrl_core.run.components import RunComponents
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from agentrl_core.run.interruption import Interruption
     from agentrl_core.run.sampling import SampledCounts, SamplingSide
     from agentrl_core.run.start import Start
+    from agentrl_core.types import Record
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +53,10 @@ def audit_trail(components: RunComponents, directory: RunDirectory, start: Start
         # As in the run's folder: a run that was not given a name has got one.
         config=configs.dump_without_passwords(attrs.evolve(components.config, name=directory.name)),
         used=components.used,
+        base_dir=components.base_dir,
         step=start.step,
         version=start.version,
+        member_id=start.writer.name,
     )
 
 
@@ -66,11 +72,10 @@ class TrainingLoop:
         events: RunEvents,
         interruption: Interruption,
         *,
-        member_id: str,
         started_at: float,
         directions: Directions | None = None,
     ) -> None:
-        self._member_id = member_id
+        self._writer = start.writer
         self._interruption, self._directions = interruption, directions or Directions()
         self._components, self._config = components, components.config
         self._directory, self._events, self._started_at = directory, events, started_at
@@ -78,10 +83,14 @@ class TrainingLoop:
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
         earlier = [row.metrics for row in self._earlier_steps()]
-        self._without_signal, self._not_finite = _last_in_a_row(earlier, _no_signal), _last_in_a_row(earlier, _left_out)
+        self._without_signal = _last_in_a_row(earlier, has_no_signal)
+        self._not_finite = _last_in_a_row(earlier, _left_out)
+        self._has_trained = any(map(changed_weights, earlier))
         self._ages = TokenAges(asyncio.run(self._store.versions(directory.name)))
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
+        self._sampled: list[Record] = []
+        self._noticed: set[str] = set()
         self._progress = events.progress
         self._sampling = sampling
         self._progress.count_calls(lambda: sampling.llm_calls)
@@ -95,7 +104,13 @@ class TrainingLoop:
             ranking=GroupRanking.of(order, components.tasks),
         )
         self._checkpoints = Checkpoints(
-            self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
+            self._learner,
+            self._store,
+            directory,
+            self._config.trainer,
+            self._progress,
+            step=start.step,
+            writer=self._writer,
         )
         self._audit = audit_trail(components, directory, start)
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
@@ -105,6 +120,8 @@ class TrainingLoop:
             events.notice,
             max_tokens=sampling.max_tokens,
             pretrained=is_pretrained_model(components.loaded, components.registry),
+            giver=_giver(components),
+            tool_error=self._tool_error,
             earlier=earlier,
         )
 
@@ -115,11 +132,13 @@ class TrainingLoop:
             directory=str(self._directory.path),
             config=configs.dump_without_passwords(self._config),
             components=dict(self._components.used),
+            config_file=str(self._components.loaded.file or ""),
         )
         status, message = "failed", ""
         try:
             self._events.run_started(info)
-            self._train()
+            with self._told_first_if_lost():
+                self._train()
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -134,13 +153,23 @@ class TrainingLoop:
             summary = self._finish(status, message)
         return summary
 
+    @contextmanager
+    def _told_first_if_lost(self) -> Iterator[None]:
+        """Raise `LostError` instead of an error that comes of a successor's work, and would mislead."""
+        try:
+            yield
+        except RunError as error:
+            if isinstance(error, MemberError) or not isinstance(error, StoreError):  # a store that is away cannot tell
+                self._writer.check()
+            raise
+
     def _train(self) -> None:
-        for notice in self._sampling.notices:
-            self._events.notice(notice)
+        self._tell_notices()
         self._learner.release()
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:
-            # The run was killed during its last evaluation and resumed: the evaluation above is the one it lacked.
+            # Without steps, this is all. Else the run was killed during its last evaluation and resumed: the evaluation
+            # above is the one it lacked.
             return
         self._sampling.begin()
         rollout = self._config.rollout
@@ -151,9 +180,11 @@ class TrainingLoop:
         while self._step < self._config.trainer.steps:
             self._directions.wait_while_paused(self._interruption.check)
             with self._interruption.whole_step():
-                report = self._take_step()
+                report, counts = self._take_step()
                 # Report the step before the evaluation that may follow it, so that the console prints them in order.
                 self._events.step_finished(report)
+            self._watch.step(report.step, report.metrics, counts.answers, counts.tools)
+            self._tell_notices()
             self._check_signal(report)
             self._check_finite(report)
             if self._reached_target(report):
@@ -172,8 +203,15 @@ class TrainingLoop:
             self._evaluate(self._config.eval.tasks)
         self._checkpoints.save(self._step, self._version)
 
-    def _take_step(self) -> StepReport:
-        """Take one optimizer step, from waiting for its groups to its row in the store, and return its report."""
+    def _tell_notices(self) -> None:
+        """Pass on what sampling has to say, each line once."""
+        for notice in self._sampling.notices:
+            if notice not in self._noticed:
+                self._noticed.add(notice)
+                self._events.notice(notice)
+
+    def _take_step(self) -> tuple[StepReport, SampledCounts]:
+        """Take an optimizer step, from waiting for its groups to its row in the store; return report and counts."""
         begin = time.perf_counter()
         rollout = self._config.rollout
         self._progress.begin_step(self._step + 1, self._config.trainer.steps, ahead=rollout.max_head_offpolicyness > 0)
@@ -198,6 +236,7 @@ class TrainingLoop:
             **_published(publication),
             **answers_found(counts.answers),
             **_unseen_tools(counts),
+            **_failed_tools(counts),
             "rollout/groups_unusable": float(counts.groups.get("unusable", 0)),
             "rollout/groups_requeued": float(counts.groups.get("requeued", 0)),
             "time/rollout_s": sampled - begin,
@@ -214,8 +253,9 @@ class TrainingLoop:
             records=[episode.record.id for group in signal.groups for episode in group.episodes],
             metrics=metrics,
         )
-        asyncio.run(self._store.add_step(row, member_id=self._member_id))
-        self._watch.step(self._step, metrics, counts.answers)
+        asyncio.run(self._store.add_step(row, member_id=self._writer.name))
+        self._has_trained = self._has_trained or changed_weights(metrics)
+        self._sampled = [episode.record for group in signal.sampled for episode in group.episodes]
         self._checkpoints.after_step(
             self._step, self._version, self._directions.limited("trainer", self._config.trainer)
         )
@@ -224,13 +264,14 @@ class TrainingLoop:
         if lent:
             self._sampling.take_memory_back()
         self._audit.step(row)
-        return StepReport(
+        report = StepReport(
             step=self._step,
             version=self._version,
             metrics=metrics,
             outcomes=counts.outcomes,
             left_out=self._learner.left_out,
         )
+        return report, counts
 
     def _sampling_since(self, begin: float) -> float:
         """Return the time at which the sampling of a step's groups began.
@@ -245,7 +286,8 @@ class TrainingLoop:
         """Record the next policy version in the store, and load its weights into the engine; return how they came."""
         self._version += 1
         # Before anything can sample from it: a crash in between must not leave tokens of an unknown version.
-        asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
+        name = self._directory.name
+        asyncio.run(self._store.add_version(name, self._version, step=self._step, member_id=self._writer.name))
         self._ages.publish(self._version, self._step)
         publication = self._sampling.load_weights(self._version, self._learner.weights())
         self._events.weights_published(self._version)
@@ -275,17 +317,16 @@ class TrainingLoop:
 
     def _check_signal(self, report: StepReport) -> None:
         """Stop the run after `trainer.max_steps_without_signal` steps in a row that had nothing to learn from."""
-        if not _no_signal(report.metrics):
+        if not has_no_signal(report.metrics):
             self._without_signal = 0
             return
         self._without_signal += 1
         if self._without_signal >= self._config.trainer.max_steps_without_signal:
-            raise RunError(
-                f"in {self._without_signal} steps in a row all answers to each task got the same reward, so there was "
-                "nothing to learn from (mean reward of the last step: "
-                f"{report.metrics.get('reward/mean', float('nan')):.3f}). Look at "
-                f"`{command_line('trace', 'list', self._directory.reference)}`: is the task too hard, too easy, or is "
-                "the reward constant? Raise rollout.group_size, mix easier and harder tasks, or change the scorer"
+            kind = RunError if self._has_trained else NothingLearnedError
+            prefix = "" if self._has_trained else "nothing was learned: "
+            raise kind(
+                f"{prefix}{self._without_signal} steps in a row had nothing to learn from "
+                f"(trainer.max_steps_without_signal). In the last one, {self._watch.no_signal}"
             )
 
     def _check_finite(self, report: StepReport) -> None:
@@ -307,6 +348,22 @@ class TrainingLoop:
                 "trainer.max_steps_not_finite sets after how many such steps a run stops"
             )
 
+    def _tool_error(self, tool: str) -> str:
+        """Return the message of a failed call of a tool in the last step; empty if its records have none."""
+        for record in self._sampled:
+            if record.marks and (episode := asyncio.run(self._store.episode(record.id))) is not None:
+                errors = (call.error for call in episode.tool_calls if call.name == tool and call.outcome.is_failure)
+                if error := next(errors, ""):
+                    return error
+        return ""
+
+    def _nothing_learned(self) -> str:
+        """Say that no step changed the weights, and why the last one did not; empty if one did, or none was taken."""
+        if self._has_trained or not self._step:
+            return ""
+        why = f". In the last one, {self._watch.no_signal}" if self._watch.no_signal else ""
+        return f"nothing was learned: no step changed the weights, which are those of the start{why}"
+
     def _earlier_steps(self) -> list[StepRow]:
         """Return the steps before the run was resumed, without voided ones."""
         if not self._step:
@@ -323,7 +380,7 @@ class TrainingLoop:
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close the sampling side, report the summary, and return it. The store stays as it is."""
         sampled = self._sampling.close()
-        head = self._audit.end(failed=status == "failed")
+        head = self._audit.end(status)
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),
@@ -339,6 +396,7 @@ class TrainingLoop:
             trained_tokens=self._learner.fidelity.trained,
             exact_tokens=self._learner.fidelity.exact,
             error=message,
+            nothing_learned=self._nothing_learned(),
             head=head,
         )
         self._events.run_finished(summary)
@@ -363,9 +421,20 @@ def _unseen_tools(counts: SampledCounts) -> dict[str, float]:
     return {} if counts.unseen_tools is None else {"rollout/calls_with_unseen_tools": float(counts.unseen_tools)}
 
 
-def _no_signal(metrics: Mapping[str, float]) -> bool:
-    """Return whether a step had nothing to learn from."""
-    return metrics.get("rollout/groups_with_signal", 1.0) <= 0
+def _failed_tools(counts: SampledCounts) -> dict[str, float]:
+    """Return the share of tool calls that failed; nothing if no tool was called."""
+    called, failed = (
+        sum(count for name, count in counts.tools.items() if name.startswith(f"{kind} "))
+        for kind in ("called", "failed")
+    )
+    return {"rollout/tool_calls_failed": failed / called} if called else {}
+
+
+def _giver(components: RunComponents) -> Giver:
+    config = components.config
+    default = config.data.default_scorer or default_scorer()
+    scorers = dict.fromkeys(task.scorer or default for task in components.tasks)
+    return Giver(scorers=list(scorers), workflow=config.workflow.use if config.workflow else "the agent")
 
 
 def _left_out(metrics: Mapping[str, float]) -> bool:

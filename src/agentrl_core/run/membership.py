@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
 
-from agentrl_core.errors import MemberError, RunError, StoreError
+from agentrl_core.errors import LostError, MemberError, RunError, StoreError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -130,7 +130,7 @@ class Membership:
             self._call(self._beat(), limit_s=self._lease_s)
 
     def check(self) -> None:
-        """Raise `MemberError` if this process is not a member any more.
+        """Raise `LostError` if this process is not a member any more.
 
         Blocks after a pause of the whole process that was longer than the lease, until the store has said whether the
         members are still live.
@@ -141,10 +141,11 @@ class Membership:
         if self._error is not None:
             raise self._error
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether this process is not a member any more, and has not left by itself."""
-        return self._error is not None
+    def confirm(self) -> None:
+        """Raise `LostError` unless the store finds the members live now; blocks."""
+        if self._error is None:
+            self._call(self._beat())
+        self.check()
 
     def report_also(self, more: Callable[[], Mapping[str, Any]]) -> None:
         """Add what `more` returns to the reports of all members; it is called on the thread of the membership."""
@@ -181,6 +182,9 @@ class Membership:
         for member in self.members:
             await self._enter(member)
             _own.add(member.id)
+            if member.role == "train":
+                # Before the control is read: the run goes on from now on, whatever stopped or paused it before.
+                await self._store.set_control(self._run_id, wanted="run")
         self._beaten_at = self._clock()
         self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._bury())]
 
@@ -273,7 +277,7 @@ class Membership:
         with self._lock:
             if self._error is not None:
                 return
-            self._error = error = MemberError(message)
+            self._error = error = LostError(message)
             calls = tuple(self._on_lost)
         logger.error("%s", message)
         for call in calls:

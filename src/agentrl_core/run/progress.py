@@ -39,6 +39,7 @@ class Progress:
         self._newest_failure = ""
         self._calls: Callable[[], int] = int
         self._calls_before = 0
+        self._waits_for: Callable[[], str] = str
 
     def begin(self, phase: str, *, total: int = 0, unit: str = "episodes") -> None:
         """Begin a phase of `total` units."""
@@ -65,6 +66,10 @@ class Progress:
     def count_calls(self, calls: Callable[[], int]) -> None:
         """Use `calls` from now on to read the number of LLM calls."""
         self._calls = calls
+
+    def name_waits(self, waits_for: Callable[[], str]) -> None:
+        """Use `waits_for` from now on to read what the run waits for."""
+        self._waits_for = waits_for
 
     def ended(self, record: Record) -> None:
         """Count an ended episode; send a notice for the first failure of its kind."""
@@ -109,4 +114,5 @@ class Progress:
                 llm_calls=self._calls() - self._calls_before,
                 failures=dict(self._failures),
                 newest_failure=self._newest_failure,
+                waits_for=self._waits_for(),
             )

@@ -41,6 +41,8 @@ class SampledCounts:
     """`sampled`, `unusable`, `requeued` -> training groups."""
     answers: Mapping[str, int]
     """Place of the answer (`rollout.outcome_counts.answer_name`) -> training records that a scorer rewarded."""
+    tools: Mapping[str, int]
+    """`called NAME` and `failed NAME` -> tool calls (`rollout.outcome_counts.tool_names`)."""
     unseen_tools: int | None
     """LLM calls whose tools the chat template dropped; None if it takes tools."""
     idle_s: float = 0.0
@@ -68,7 +70,7 @@ class SamplingSide(Protocol):
 
     @property
     def notices(self) -> Sequence[str]:
-        """Lines for the user about engine, agents and chat template, before the first episode."""
+        """Lines for the user about engine, agents and chat template so far; more may come with each step."""
         ...
 
     @property

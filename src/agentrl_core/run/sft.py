@@ -13,6 +13,7 @@ import attrs
 from agentrl_core import config as configs
 from agentrl_core.api.stores import StepRow
 from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
+from agentrl_core.config.invocation import near
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
@@ -131,7 +132,7 @@ class SftChecks(ComponentChecks[SftConfig]):
             sources |= {f"data.eval.{name}": source for name, source in (self._run.data.eval or {}).items()}
         for key, source in sources.items():
             try:
-                self.sets[key] = load_demonstrations(self._loaded.base_dir / Path(source).expanduser())
+                self.sets[key] = load_demonstrations(near(self._loaded.base_dir / Path(source).expanduser()))
             except UsageError as error:
                 found.append(f"{self._loaded.where(key)}: {error}" if "\n" not in str(error) else str(error))
         return list(dict.fromkeys(found))
@@ -256,6 +257,7 @@ class _Loop:
             directory,
             config=configs.dump_without_passwords(components.config),
             used=components.used,
+            base_dir=components.base_dir,
             step=step,
             version=version,
         )
@@ -327,7 +329,7 @@ class _Loop:
             self._events.evaluated(report)
 
     def _finish(self, status: str, message: str) -> RunSummary:
-        head = self._audit.end(failed=status == "failed")
+        head = self._audit.end(status)
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),

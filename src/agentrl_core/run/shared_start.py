@@ -20,12 +20,13 @@ from agentrl_core.config.invocation import command_line, near
 from agentrl_core.errors import ConfigError, RunError, StoreError, UsageError
 from agentrl_core.models.folder import no_model_in
 from agentrl_core.run.membership import declare_gone
-from agentrl_core.stores.files import flush_to_disk, make_private
+from agentrl_core.stores.files import UNNAMED, flush_to_disk, make_private
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import ResumePoint, Store
     from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.stores.files import Writer
 
 
 async def announce(
@@ -144,33 +145,33 @@ def loading(model_dir: Path) -> str:
 
 
 async def known_run(store: Store, components: BuiltComponents[Any], directory: RunDirectory) -> None:
-    """Write the row of a resumed run if the store lacks it, and end the members that a killed process has left.
-
-    The run wants to go on from now on, whatever stopped or paused it before.
-    """
+    """Write the row of a resumed run if the store lacks it, and end the members that a killed process has left."""
     run_id = directory.name
     await check_identity(store, directory)
     if run_id not in {run.id for run in await store.runs()}:
         # A fork; or the first process was killed after it had made the folder and before it had written the run's row.
         await announce(store, components, run_id, identity=directory.identity, origin=directory.origin)
     await declare_gone(store, run_id)
-    await store.set_control(run_id, wanted="run")
 
 
-async def rewind(store: Store, run_id: str, step: int) -> ResumePoint:
+async def rewind(store: Store, run_id: str, step: int, *, member_id: str = "") -> ResumePoint:
     """Void all steps after `step`, and publish the weights of `step` under a new policy version.
 
     The version is one that the run never used, so that no token of a voided step can be taken for one of the new steps.
     """
-    await store.void_after(run_id, step)
+    await store.void_after(run_id, step, member_id=member_id)
     point = await store.resume_point(run_id, step)
-    await store.update_run(run_id, status="running")
-    await store.add_version(run_id, point.last_version + 1, step=step)
+    await store.update_run(run_id, status="running", member_id=member_id)
+    await store.add_version(run_id, point.last_version + 1, step=step, member_id=member_id)
     return point
 
 
 def model_directory(
-    components: BuiltComponents[Any], directory: RunDirectory, conversations: Callable[[], Sequence[Mapping[str, Any]]]
+    components: BuiltComponents[Any],
+    directory: RunDirectory,
+    conversations: Callable[[], Sequence[Mapping[str, Any]]],
+    *,
+    writer: Writer = UNNAMED,
 ) -> Path:
     """Return the folder of the policy before training: `model.path`, or the folder that the builder `model.use` fills.
 
@@ -184,7 +185,7 @@ def model_directory(
     if config.model.use is None:
         raise ConfigError(f"{where('model')}: the model is missing; set `path: FOLDER` or `use: tiny`")
     if not (directory.model / "config.json").is_file():
-        with _appearing(directory.model) as draft:
+        with _appearing(directory.model, writer) as draft:
             builder = Component(config.model.use, config.model.options)
             components.build(
                 "models",
@@ -197,7 +198,7 @@ def model_directory(
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
+def _appearing(folder: Path, writer: Writer) -> Iterator[Path]:
     """Yield the path of a draft folder, and rename it to `folder` when it is complete.
 
     A process that is killed in between leaves no half-written model under the final name. Raises `RunError` if the
@@ -205,12 +206,13 @@ def _appearing(folder: Path) -> Iterator[Path]:
     """
     from safetensors import SafetensorError
 
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
+    draft = writer.draft(folder)
+    writer.remove_drafts(folder)
     try:
         yield draft
         make_private(draft)
         flush_to_disk(draft)
+        writer.check()
         # An incomplete folder, left by an earlier version that wrote in place. `replace` needs an empty target.
         shutil.rmtree(folder, ignore_errors=True)
         draft.replace(folder)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.config.invocation import near
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
 from agentrl_core.models.placement import device_of
@@ -27,6 +28,7 @@ from agentrl_core.run.shared_start import (
     newest_checkpoint,
     rewind,
 )
+from agentrl_core.stores.files import UNNAMED
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
+    from agentrl_core.stores.files import Writer
     from agentrl_core.training.learner import Learner
     from agentrl_core.training.logprob_gap import EnginePrecision
 
@@ -52,20 +55,22 @@ class Start:
     """Number of optimizer steps done."""
     version: int = 0
     """Policy version of the weights in `model_dir`."""
+    writer: Writer = UNNAMED
+    """The trainer, as a member of the run."""
 
 
 def fresh_start(
-    components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+    components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], Writer]
 ) -> Start:
     """Start a new run: build or find the policy, and warm-start it if the config says so.
 
     `join()` makes this process a member as soon as the store has the run.
     """
     asyncio.run(announce(store, components, directory.name, identity=directory.identity))
-    join()
-    model_dir, learner = _initial_policy(components, directory, events)
-    asyncio.run(store.add_version(directory.name, 0, step=0))
-    return Start(model_dir=model_dir, learner=learner, store=store)
+    writer = join()
+    model_dir, learner = _initial_policy(components, directory, events, writer)
+    asyncio.run(store.add_version(directory.name, 0, step=0, member_id=writer.name))
+    return Start(model_dir=model_dir, learner=learner, store=store, writer=writer)
 
 
 def untrained_start(components: RunComponents, directory: RunDirectory, store: Store) -> Start:
@@ -94,27 +99,28 @@ def check_reference(components: RunComponents, directory: RunDirectory) -> None:
 
 
 def resumed_start(
-    components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+    components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], Writer]
 ) -> Start:
     """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0.
 
-    `join()` makes this process a member before anything is voided, so that no other trainer's steps are. The folder's
+    `join()` makes this process a member before anything is loaded or voided: another trainer may be live. The folder's
     snapshot becomes the config of `components` only then: one that is refused must not stay for the next resumption.
     """
     checkpoint = newest_checkpoint(store, directory, events.notice)
+    if checkpoint is not None:
+        check_unfinished(store, directory, checkpoint[0], steps=components.config.trainer.steps)
+    asyncio.run(known_run(store, components, directory))
+    writer = join()
     if checkpoint is None:
         step = 0
-        model_dir, learner = _initial_policy(components, directory, events)
+        model_dir, learner = _initial_policy(components, directory, events, writer)
     else:
         step, model_dir = checkpoint
-        check_unfinished(store, directory, step, steps=components.config.trainer.steps)
         events.notice(loading(model_dir))
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
-    asyncio.run(known_run(store, components, directory))
-    join()
     directory.write_snapshot(configs.dump_without_passwords(components.config), components.base_dir)
-    point = asyncio.run(rewind(store, directory.name, step))
+    point = asyncio.run(rewind(store, directory.name, step, member_id=writer.name))
     if point.last_version < 0 and directory.origin:
         events.notice(f"begins from the checkpoint of {directory.origin}")
     else:
@@ -127,18 +133,24 @@ def resumed_start(
         store=store,
         step=step,
         version=version,
+        writer=writer,
     )
 
 
-def _initial_policy(components: RunComponents, directory: RunDirectory, events: RunEvents) -> tuple[Path, Learner]:
+def _initial_policy(
+    components: RunComponents, directory: RunDirectory, events: RunEvents, writer: Writer
+) -> tuple[Path, Learner]:
     """Return the folder of the policy before the first step, and its learner; run the warm start if there is one."""
     if builder := components.config.model.use:
         events.notice(f"building the policy '{builder}'")
-    model_dir = model_directory(components, directory, lambda: _conversations(components))
+    model_dir = model_directory(components, directory, lambda: _conversations(components), writer=writer)
     events.notice(loading(model_dir))
     learner = _learner(components, directory, model_dir)
     warm_start = components.config.warm_start
     if warm_start is None:
+        return model_dir, learner
+    if not components.config.trainer.steps:
+        events.notice("trainer.steps is 0, so the warm start is left out, too: its model is evaluated untrained")
         return model_dir, learner
     rows = _demonstrations(components, warm_start)
     events.notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
@@ -149,9 +161,9 @@ def _initial_policy(components: RunComponents, directory: RunDirectory, events: 
     # The reference comes before the checkpoint: a run killed in between resumes from the checkpoint, skips the warm
     # start, and would never get its reference.
     if learner.refers:
-        learner.save(directory.warm_started, step=0, version=0)
+        learner.save(directory.warm_started, step=0, version=0, writer=writer)
     model_dir = directory.checkpoints / "step-0"
-    learner.save(model_dir, step=0, version=0)
+    learner.save(model_dir, step=0, version=0, writer=writer)
     return model_dir, learner
 
 
@@ -204,4 +216,4 @@ def _conversations(components: RunComponents) -> list[dict[str, Any]]:
 
 
 def _demonstrations(components: RunComponents, config: WarmStartConfig) -> list[Demonstration]:
-    return load_demonstrations(components.base_dir / Path(config.data).expanduser())
+    return load_demonstrations(near(components.base_dir / Path(config.data).expanduser()))

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import FrameType
@@ -45,6 +46,11 @@ _ADVICE = (
     "in their own processes"
 )
 _MOST_CALLERS = 3
+_OFTEN = 3
+"""Number of looks at which a line of user code waits for something before it is told of: each wait may be short."""
+_WAITING = ("socket.py", "subprocess.py", "selectors.py", "sync.py")
+"""Files in which blocking clients wait: of Python for most of them (requests, urllib3), of httpcore for those of openai
+and anthropic."""
 
 
 class LoopThread:
@@ -180,7 +186,11 @@ class LoopThread:
         told = False
         task: Callable[[], asyncio.Task[Any] | None] = _nothing
         lasting_s, waited_s = 0.0, 0.0
+        seen: Counter[str] = Counter()
         while not self._closing.wait(TICK_S):
+            if not told and (place := self._waits_at()):
+                seen[place] += 1
+                told = seen[place] == _OFTEN and self._tell()
             self._ticked.clear()
             with contextlib.suppress(RuntimeError):  # the loop may have been closed since
                 self._loop.call_soon_threadsafe(self._tick)
@@ -205,6 +215,14 @@ class LoopThread:
         logger.warning("%s. Stack:\n%s", message, "".join(traceback.format_stack(frame)))
         self._notice(message)
         return True
+
+    def _waits_at(self) -> str:
+        """Return the line of user code that waits in a blocking call now; empty if there is none."""
+        frame = self._frame()
+        path = "" if frame is None else frame.f_code.co_filename
+        if Path(path).name not in _WAITING or is_users(path):
+            return ""
+        return next(iter(_users_places(frame)), "")
 
     def _waits_for_a_core_s(self) -> float:
         """Return how many seconds in total the thread was ready to run but had no core; 0 if the system does not say.

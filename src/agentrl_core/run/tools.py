@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from agentrl_core.api.tools import ToolEpisode
 from agentrl_core.errors import AgentRLError, ConfigError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import Checks
+from agentrl_core.run.component_checks import problems_of
 from agentrl_core.run.scheduling import END_S
 from agentrl_core.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from contextlib import ExitStack
 
     from agentrl_core.config import LoadedConfig
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.threads import LoopThread
     from agentrl_core.tools.episode import OpenTools
-    from agentrl_core.types import ToolCall
+    from agentrl_core.types import Task, ToolCall
 
 
 def toolbox_of(components: BuiltComponents[RunConfig]) -> Toolbox | None:
@@ -90,14 +92,55 @@ def _row(checks: Checks, loaded: LoadedConfig[RunConfig], task_id: str) -> Mappi
     raise ConfigError(f"{loaded.where('data')}: there is no task '{task_id}' in {searched}")
 
 
+def check_start(built: BuiltComponents[RunConfig], *, connect: bool) -> None:
+    """Raise `ConfigError` for tool servers that cannot start on this machine, before anything is loaded for a run.
+
+    `connect`: also wait for those that are elsewhere, which the run would do later. The components are closed then.
+    """
+    problems = [
+        f"{built.where(key)}: {text}"
+        for key, server in built.early.get("tools", {}).items()
+        if (check := getattr(server, "check_start", None)) is not None
+        for text in problems_of(functools.partial(check, connect=connect))
+    ]
+    if problems:
+        built.close()
+        raise ConfigError("\n".join(problems))
+
+
+def start_problems(loaded: LoadedConfig[RunConfig]) -> Iterator[str]:
+    """Yield what keeps the config's tool servers from starting on this machine, without connecting to any."""
+    if loaded.run.tools.servers:
+        yield from problems_of(lambda: _checked_toolbox(_checks(loaded), loaded))
+
+
 def _checked_toolbox(checks: Checks, loaded: LoadedConfig[RunConfig]) -> Toolbox:
     problems = [*checks.imports(), *checks.of_kinds("tools", "tool_middleware"), *checks.tools()]
+    if not problems:
+        problems += problems_of(lambda: check_start(checks.built, connect=False))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     toolbox = toolbox_of(checks.built)
     if toolbox is None:
         raise ConfigError(f"{loaded.where('tools')}: lists no servers; expected at least one under tools.servers")
     return toolbox
+
+
+def examine_tasks(loaded: LoadedConfig[RunConfig], tasks: Sequence[Task]) -> list[str]:
+    """Have the tool servers that can do it examine the tasks (`api.tools.ToolServer`); return what they find wrong."""
+
+    async def examined() -> list[str]:
+        toolbox = _checked_toolbox(_checks(loaded), loaded)
+        examine = [server.server.examine for server in toolbox.servers if hasattr(server.server, "examine")]
+        if not examine:
+            return []
+        await toolbox.start()
+        try:
+            return [problem for one in examine for problem in await one(tasks)]
+        finally:
+            await toolbox.close()
+
+    return asyncio.run(examined())
 
 
 def servers_down(loaded: LoadedConfig[RunConfig]) -> str:

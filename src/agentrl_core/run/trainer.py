@@ -20,6 +20,7 @@ from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.kept_config import with_overrides
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
+from agentrl_core.run.tools import check_start
 from agentrl_core.run.training_run import Begin, run_training
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.trackers import RunSummary
     from agentrl_core.run.events import RunEvents
     from agentrl_core.run.membership import Membership
+    from agentrl_core.stores.files import Writer
 
 
 class Trainer:
@@ -70,6 +72,7 @@ class Trainer:
         self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None, interruption: Interruption
     ) -> RunSummary:
         components = resolve(self._loaded, workflow=workflow, workflow_kwargs=workflow_kwargs)
+        check_start(components, connect=True)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(
             configs.dump_without_passwords(attrs.evolve(components.config, name=directory.name)), self._loaded.base_dir
@@ -108,10 +111,11 @@ def _resume(
     config = with_overrides(kept, base_dir, overrides)
     directory.check_name(config.name)
     components = resolve(configs.LoadedConfig(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
+    check_start(components, connect=True)
     check_reference(components, directory)
 
     def begin(
-        components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+        components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], Writer]
     ) -> Start:
         start = resumed_start(components, directory, store, events, join)
         # An override is newer than a limit that was set while the run was live.

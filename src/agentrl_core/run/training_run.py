@@ -13,8 +13,9 @@ from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directions import Directions
 from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loop import TrainingLoop, audit_trail
-from agentrl_core.run.membership import Membership
+from agentrl_core.run.membership import Membership, declare_gone
 from agentrl_core.run.roles.agreement import check_agreement, check_tasks, new_member
+from agentrl_core.stores.files import Writer
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
+Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], Writer]], Start]"
 """Function that makes a run's start: `fresh_start` or `resumed_start`."""
 
 
@@ -51,14 +52,22 @@ def run_training(
     *,
     roles: Sequence[Role],
     open_sampling: OpenSampling,
+    resume: str = "",
 ) -> RunSummary:
     """Train to the end inside the frame of `carry_out`, as a member in each of `roles`."""
     started = time.time()
+    members = [new_member(components, directory.name, role) for role in roles]
+    (trainer,) = [member for member in members if member.role == "train"]
 
     def work(store: Store, events: RunEvents, leaving: ExitStack) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             events.notice(fewer)
-        members = [new_member(components, directory.name, role) for role in roles]
+        # Before anything is written or loaded: a process that is refused changes nothing. What a killed process of this
+        # machine had is no reason to refuse, as in a run that is resumed with another option.
+        asyncio.run(declare_gone(store, directory.name))
+        others = asyncio.run(store.members(directory.name))
+        check_tasks(trainer, others)
+        check_agreement(trainer, others)
         directions = Directions(events.notice)
 
         def report(member: Member) -> Mapping[str, Any]:
@@ -68,11 +77,12 @@ def run_training(
         membership = leaving.enter_context(Membership(store, members, report=report, notice=events.notice))
         membership.on_control(directions.obey)
         membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
-        start = begin(components, directory, store, events, lambda: _join(store, membership))
+        start = begin(components, directory, store, events, lambda: _join(store, membership, trainer))
         try:
             sampling = open_sampling(start, membership, events)
-        except BaseException:
-            _seal_without_steps(components, directory, start)
+        except BaseException as error:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            _seal_without_steps(components, directory, start, status)
             raise
         try:
             loop = TrainingLoop(
@@ -82,7 +92,6 @@ def run_training(
                 sampling,
                 events,
                 interruption,
-                member_id=membership.id_of("train"),
                 started_at=started,
                 directions=directions,
             )
@@ -91,13 +100,13 @@ def run_training(
             raise
         return loop.run()
 
-    return carry_out(components, directory, work)
+    return carry_out(components, directory, work, member_id=trainer.id, resume=resume)
 
 
-def _seal_without_steps(components: RunComponents, directory: RunDirectory, start: Start) -> None:
+def _seal_without_steps(components: RunComponents, directory: RunDirectory, start: Start, status: str) -> None:
     """Seal a start that no step follows: without it, `trace verify` would take its config and version for changes."""
     try:
-        audit_trail(components, directory, start).end(failed=True)
+        audit_trail(components, directory, start).end(status)
     except StoreError as error:  # what kept the sampling side from opening counts more
         logger.warning("the start is not in the audit trail: %s", error)
 
@@ -108,10 +117,9 @@ def _told(activity: Activity) -> dict[str, Any]:
     return {"step": activity.step, "waits_for": f"{activity.phase}{done}"}
 
 
-def _join(store: Store, membership: Membership) -> None:
-    """Join the run, unless its tasks have changed, or other members have another config."""
-    (trainer,) = [member for member in membership.members if member.role == "train"]
-    others = asyncio.run(store.members(trainer.run_id))
-    check_tasks(trainer, others)
-    check_agreement(trainer, others)
+def _join(store: Store, membership: Membership, trainer: Member) -> Writer:
+    """Join the run, and return this process as the writer of its folders."""
     membership.join()
+    others = asyncio.run(store.members(trainer.run_id))
+    gone = frozenset(member.id for member in others if member.state != "live")
+    return Writer(name=trainer.id, check=membership.confirm, gone=gone)

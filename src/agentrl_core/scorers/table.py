@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from agentrl_core.types import Task
 
 
+NO_SCORER = "Set data.default_scorer: exact_match (or numeric, for numbers), or name a `scorer` in the task"
+"""Advice for tasks that nothing scores."""
+
+
 class ScorerTable:
     """Table that builds each scorer once, when it is first needed.
 
@@ -56,12 +60,14 @@ class ScorerTable:
         try:
             return self.of_task(task)
         except UsageError as error:
-            default = self._default or default_scorer()
-            needs = "" if task.scorer else f" names no scorer, so it needs data.default_scorer '{default}'"
-            raise RunError(
-                f"task '{task.id}'{needs}: the workflow returned no reward, and {error}. Return a reward from the "
-                "workflow, name another `scorer` in the task, or set data.default_scorer"
-            ) from error
+            if task.scorer or self._default:
+                why, fix = f"{error}", "Return a reward from the workflow, or name another scorer"
+            else:
+                # Who has no judge installed is not told of one.
+                missing = f"no scorer named '{default_scorer()}'" in str(error)
+                why = "the task names no scorer" + ("" if missing else f": {error}")
+                fix = f"{NO_SCORER}, or return a reward from the workflow"
+            raise RunError(f"task '{task.id}': the workflow returned no reward, and {why}. {fix}") from error
 
     def of_task(self, task: Task) -> NormalizedScorer:
         """Return the scorer that a task names, or the default one; raise `UsageError` as `get` does.

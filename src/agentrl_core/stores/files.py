@@ -6,7 +6,10 @@ import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
+
+import attrs
 
 _OWNER_ONLY = 0o700
 _FORMER = ".former"
@@ -42,6 +45,33 @@ def make_private(root: Path) -> None:
                 _restrict(path)
 
 
+@attrs.frozen(kw_only=True)
+class Writer:
+    """Process that writes folders of a run; its drafts have its name, so that no other one writes the same draft."""
+
+    name: str = ""
+    """Id of the member; empty for a run without members."""
+    check: Callable[[], None] = lambda: None
+    """Raises an error if the process may not write any more; asked just before a draft gets its name."""
+    gone: frozenset[str] = frozenset()
+    """Writers that have ended, so that their drafts can go; a writer's name is never used again."""
+
+    def draft(self, folder: Path) -> Path:
+        """Return the path of this writer's draft of a folder."""
+        return folder.with_name(f".{'.'.join(filter(None, (folder.name, self.name)))}.draft")
+
+    def remove_drafts(self, folder: Path) -> None:
+        """Remove the drafts of a folder, and of those that differ in their number, that gone writers left behind."""
+        for draft in folder.parent.glob(f".{folder.name.partition('-')[0]}*.draft"):
+            owner = draft.name.removesuffix(".draft").partition(".")[2].partition(".")[2]
+            if owner in {"", self.name, *self.gone}:
+                shutil.rmtree(draft, ignore_errors=True)
+
+
+UNNAMED = Writer()
+"""The only process that writes a run without members."""
+
+
 def flush_to_disk(root: Path) -> None:
     """Return once a file, or a folder with everything below it, survives a power cut; its parent is not included."""
     for folder, _, names in os.walk(root):
@@ -66,11 +96,14 @@ def replace_folder(draft: Path, directory: Path) -> None:
     A rename cannot replace a folder that is not empty, so the former one moves aside first. If this process dies in
     between, `restore_replaced` gives it its name back.
     """
-    if directory.exists():
-        directory.replace(directory.with_name(f".{directory.name}{_FORMER}"))
-    draft.replace(directory)
-    flush_entry(directory.parent)
-    restore_replaced(directory.parent)
+    try:
+        if directory.exists():
+            directory.replace(directory.with_name(f".{directory.name}{_FORMER}"))
+        draft.replace(directory)
+        flush_entry(directory.parent)
+    finally:
+        with contextlib.suppress(OSError):  # the next replacement tries again
+            restore_replaced(directory.parent)
 
 
 def restore_replaced(parent: Path) -> None:

@@ -42,10 +42,10 @@ class SQLiteStore(SQLiteMembers, SQLiteClaims, SQLiteTraining, SQLiteSeals):
                 raise StoreError(f"{self.path}: run '{run.id}' exists already; choose another name")
             db.execute(rows.RUNS.insert, rows.run_row(run))
 
-    async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:
+    async def update_run(self, run_id: str, *, status: str, error: str = "", member_id: str = "") -> None:
         """Set the run's status."""
         async with self._transaction(f"update run '{run_id}'") as db:
-            self._check_run(db, run_id)
+            self._check_run(db, run_id, member_id)
             db.execute("UPDATE runs SET status = ?, error = ? WHERE id = ?", (status, escaped(error), run_id))
 
     async def add_tasks(self, run_id: str, tasks: Sequence[Task], *, task_set: str = "train") -> None:

@@ -155,7 +155,14 @@ class SQLiteClaims(SQLiteReading):
         return done == 1
 
     async def add_evaluation(
-        self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool = True
+        self,
+        run_id: str,
+        task_set: str,
+        task_ids: Sequence[str],
+        *,
+        version: int,
+        claimable: bool = True,
+        member_id: str = "",
     ) -> Sequence[str]:
         """Ask for one episode on each task; return the ids of the groups, in the order of `task_ids`."""
         names = [_new_id() for _ in task_ids]
@@ -165,7 +172,7 @@ class SQLiteClaims(SQLiteReading):
             for index, (name, task_id) in enumerate(zip(names, task_ids, strict=True))
         ]
         async with self._transaction(f"add an evaluation to run '{run_id}'") as db:
-            self._check_run(db, run_id)
+            self._check_run(db, run_id, member_id)
             db.executemany(rows.GROUPS.insert, values)
         self._changed.wake()
         return names

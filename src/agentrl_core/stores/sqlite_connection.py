@@ -12,8 +12,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from agentrl_core.concurrency.critical import critical
 from agentrl_core.concurrency.wakeups import Wakeups
-from agentrl_core.errors import StoreError, UnstorableError
+from agentrl_core.errors import MemberError, StoreError, UnstorableError
 from agentrl_core.stores import sqlite_file
 from agentrl_core.stores.sqlite_file import BusyError, open_for_reading, open_for_writing, store_error
 from agentrl_core.stores.sqlite_schema import SCHEMA_VERSION
@@ -129,11 +130,17 @@ class SQLiteConnection:
                 "a copy of the file, or start a new run"
             ) from error
 
-    def _check_run(self, db: sqlite3.Connection, run_id: str) -> None:
-        """Raise `StoreError` if there is no such run."""
+    def _check_run(self, db: sqlite3.Connection, run_id: str, member_id: str = "") -> None:
+        """Raise `StoreError` if there is no such run, and `MemberError` if the member that writes is not live."""
         row = db.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone()
         if row is None:
             raise self._unknown_run(run_id)
+        live = "SELECT 1 FROM members WHERE run_id = ? AND id = ? AND state = 'live'"
+        if member_id and not db.execute(live, (run_id, member_id)).fetchone():
+            raise MemberError(
+                f"{self.path}: this trainer (member {member_id}) of run '{run_id}' was declared lost, and another one "
+                "may have continued the run; end this process"
+            )
 
     def _unknown_run(self, run_id: str) -> StoreError:
         return StoreError(f"{self.path}: there is no run '{run_id}' in this file")
@@ -212,19 +219,20 @@ class SQLiteConnection:
     @contextlib.contextmanager
     def _exclusive(self, what: str) -> Iterator[sqlite3.Connection]:
         """Yield the connection to one thread at a time; turn SQLite's errors into `StoreError`."""
-        if not self._lock.acquire(timeout=_TURN_S):
-            raise _InUseError
-        try:
-            if self._connection is None:
-                raise StoreError(f"{self.path}: cannot {what}: the store is closed")
-            yield self._connection
-        except sqlite3.Error as error:
-            raise store_error(self.path, what, error) from error
-        except UnicodeEncodeError as error:
-            message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can encode"
-            raise UnstorableError(message) from error
-        finally:
-            self._lock.release()
+        with critical():
+            if not self._lock.acquire(timeout=_TURN_S):
+                raise _InUseError
+            try:
+                if self._connection is None:
+                    raise StoreError(f"{self.path}: cannot {what}: the store is closed")
+                yield self._connection
+            except sqlite3.Error as error:
+                raise store_error(self.path, what, error) from error
+            except UnicodeEncodeError as error:
+                message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can encode"
+                raise UnstorableError(message) from error
+            finally:
+                self._lock.release()
 
 
 class _InUseError(Exception):

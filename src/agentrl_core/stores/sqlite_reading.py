@@ -148,6 +148,12 @@ class SQLiteReading(SQLiteConnection):
         limit = -1 if newest is None else newest
         return (await self._restored("list seals", rows.seal_from, query, run_id, limit))[::-1]
 
+    async def num_sealed(self, run_id: str) -> int:
+        """Return the number of records that `add_seal` has marked."""
+        query = "SELECT count(*) FROM records WHERE run_id = ? AND sealed_calls IS NOT NULL"
+        ((count,),) = await self._select("count sealed records", query, run_id)
+        return int(count)
+
     async def groups(self, run_id: str) -> list[GroupRow]:
         """Return the groups of a run in the order in which they were added."""
         query = rows.GROUPS.select + " WHERE run_id = ? ORDER BY rowid"

@@ -73,7 +73,7 @@ SESSIONS = Table(
     "record_id, run_id, group_id, task_id, key_hash, token_hash, seed_key, policy, opened_at, state, rewards",
 )
 STEPS = Table("steps", "run_id, step, version, groups, records, metrics, voided")
-VERSIONS = Table("versions", "run_id, version, step, published_at")
+VERSIONS = Table("versions", "run_id, version, step, published_at, voided")
 SEALS = Table("seals", "run_id, number, body, digest")
 
 Tools: TypeAlias = "tuple[Mapping[str, Any], ...]"
@@ -210,8 +210,8 @@ def member_from(row: Sequence[Any]) -> Member:
 
 def version_from(row: Sequence[Any]) -> VersionRow:
     """Restore a publication from its columns."""
-    _, version, step, published_at = row
-    return VersionRow(version=version, step=step, published_at=published_at)
+    _, version, step, published_at, voided = row
+    return VersionRow(version=version, step=step, published_at=published_at, voided=bool(voided))
 
 
 def seal_from(row: Sequence[Any]) -> SealRow:

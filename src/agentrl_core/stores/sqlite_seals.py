@@ -65,9 +65,10 @@ class SQLiteSeals(SQLiteReading):
             found.setdefault(record_id, []).append(digest)
         return found
 
-    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
+    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int], member_id: str = "") -> None:
         """Append a link to the run's audit chain, and mark the records that it names."""
         async with self._transaction(f"add seal {seal.number} of run '{seal.run_id}'") as db:
+            self._check_run(db, seal.run_id, member_id)
             key = (seal.run_id, seal.number)
             if db.execute("SELECT 1 FROM seals WHERE run_id = ? AND number = ?", key).fetchone():
                 raise StoreError(

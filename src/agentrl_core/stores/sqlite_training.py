@@ -9,7 +9,7 @@ import attrs
 
 from agentrl_core.api.group_queue import next_groups
 from agentrl_core.api.run_rows import ResumePoint
-from agentrl_core.errors import MemberError, StoreError
+from agentrl_core.errors import StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_reading import SQLiteReading
 from agentrl_core.stores.sqlite_resuming import CONSUMED_INDEX, void_steps
@@ -29,8 +29,6 @@ QUEUE = """
     ORDER BY idx
 """
 """Select the training groups of a run that wait to be taken, each with the step of its version."""
-
-LIVE_MEMBER = "SELECT 1 FROM members WHERE run_id = ? AND id = ? AND state = 'live'"
 
 
 @attrs.frozen
@@ -54,9 +52,11 @@ class _WaitingGroup:
 class SQLiteTraining(SQLiteReading):
     """Consumption of groups, and what it admits."""
 
-    async def take_groups(self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None) -> list[Group]:
+    async def take_groups(
+        self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None, member_id: str = ""
+    ) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them."""
-        taken = await self._until(lambda: self._take(run_id, count, ahead))
+        taken = await self._until(lambda: self._take(run_id, count, ahead, member_id))
         # Outside the transaction: the groups are this caller's now, and their records no longer change.
         return [
             Group(
@@ -70,10 +70,12 @@ class SQLiteTraining(SQLiteReading):
             for group in taken
         ]
 
-    async def _take(self, run_id: str, count: int, ahead: OvertakeLimits | None) -> list[_WaitingGroup] | None:
+    async def _take(
+        self, run_id: str, count: int, ahead: OvertakeLimits | None, member_id: str
+    ) -> list[_WaitingGroup] | None:
         """Mark the next groups of the queue as taken and return them; None while the caller must wait."""
         async with self._transaction(f"take groups of run '{run_id}'") as db:
-            self._check_run(db, run_id)
+            self._check_run(db, run_id, member_id)
             waiting = [_WaitingGroup(*row) for row in db.execute(QUEUE, (run_id,))]
             # The query follows an index on the position. This sort is stable, so the order is by step first and by
             # position within a step.
@@ -90,36 +92,32 @@ class SQLiteTraining(SQLiteReading):
                 )
         return taken
 
-    async def close_sampling(self, run_id: str) -> None:
+    async def close_sampling(self, run_id: str, *, member_id: str = "") -> None:
         """Announce that no more groups will come; `take_groups` wakes up and stops waiting for open groups."""
         async with self._transaction(f"close sampling of run '{run_id}'") as db:
-            self._check_run(db, run_id)
+            self._check_run(db, run_id, member_id)
             db.execute("UPDATE runs SET sampling_closed = 1 WHERE id = ?", (run_id,))
         self._changed.wake()
 
-    async def admit(self, run_id: str, steps: int) -> None:
+    async def admit(self, run_id: str, steps: int, *, member_id: str = "") -> None:
         """Let sampling go on as `Admission` allows after `steps` optimizer steps."""
         async with self._transaction(f"admit groups of run '{run_id}'") as db:
-            self._check_run(db, run_id)
+            self._check_run(db, run_id, member_id)
             db.execute("UPDATE runs SET admitted_steps = ? WHERE id = ?", (steps, run_id))
             db.execute("UPDATE turns SET released = 1 WHERE run_id = ? AND released = 0", (run_id,))
         self._changed.wake()
 
-    async def replace_groups(self, run_id: str, count: int) -> None:
+    async def replace_groups(self, run_id: str, count: int, *, member_id: str = "") -> None:
         """Admit `count` more groups for the next step, in place of groups that were taken and then filtered out."""
         async with self._transaction(f"admit more groups of run '{run_id}'") as db:
-            self._check_run(db, run_id)
+            self._check_run(db, run_id, member_id)
             db.execute("UPDATE runs SET replaced = replaced + ? WHERE id = ?", (count, run_id))
         self._changed.wake()
 
     async def add_step(self, step: StepRow, *, member_id: str = "") -> None:
         """Record an optimizer step, and mark its groups as trained; `replace_groups` counts from 0 again."""
         async with self._transaction(f"add step {step.step} of run '{step.run_id}'") as db:
-            if member_id and not db.execute(LIVE_MEMBER, (step.run_id, member_id)).fetchone():
-                raise MemberError(
-                    f"{self.path}: cannot add step {step.step} of run '{step.run_id}': this trainer (member "
-                    f"{member_id}) was declared lost, and another one may have continued the run; end this process"
-                )
+            self._check_run(db, step.run_id, member_id)
             db.execute(rows.STEPS.insert, rows.step_row(step))
             for name in step.groups:
                 key = (step.run_id, name)
@@ -133,10 +131,10 @@ class SQLiteTraining(SQLiteReading):
             db.execute("UPDATE runs SET replaced = 0 WHERE id = ?", (step.run_id,))
         self._changed.wake()
 
-    async def void_after(self, run_id: str, step: int) -> int:
+    async def void_after(self, run_id: str, step: int, *, member_id: str = "") -> int:
         """Void the steps after `step`, so that the run can continue from there; return the number of voided steps."""
         async with self._transaction(f"void the steps of run '{run_id}' after {step}") as db:
-            self._check_run(db, run_id)
+            self._check_run(db, run_id, member_id)
             voided = void_steps(db, run_id, step)
         self._changed.wake()
         return voided
@@ -148,13 +146,14 @@ class SQLiteTraining(SQLiteReading):
         next_index = 0 if highest is None else highest + 1
         return ResumePoint(step=step, next_index=next_index, last_version=await self.last_version(run_id))
 
-    async def add_version(self, run_id: str, version: int, *, step: int) -> None:
+    async def add_version(self, run_id: str, version: int, *, step: int, member_id: str = "") -> None:
         """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
         async with self._transaction(f"add version {version} of run '{run_id}'") as db:
+            self._check_run(db, run_id, member_id)
             (last,) = db.execute("SELECT max(version) FROM versions WHERE run_id = ?", (run_id,)).fetchone()
             if last is not None and version <= last:
                 raise StoreError(
                     f"{self.path}: run '{run_id}' cannot publish version {version} after version {last}; "
                     f"versions only rise; expected at least {last + 1}"
                 )
-            db.execute(rows.VERSIONS.insert, (run_id, version, step, time.time()))
+            db.execute(rows.VERSIONS.insert, (run_id, version, step, time.time(), False))

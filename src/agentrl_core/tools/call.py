@@ -11,8 +11,9 @@ import orjson
 
 from agentrl_core.api.tools import ToolRequest, ToolResult
 from agentrl_core.errors import EpisodeError, InvalidResultError, RunError
+from agentrl_core.tools.checks import problem_of_arguments
 from agentrl_core.tools.delivery import deliver
-from agentrl_core.tools.schemas import described, one_line, problem_of_arguments, to_json
+from agentrl_core.tools.schemas import described, one_line, to_json
 from agentrl_core.types import ToolOutcome
 
 if TYPE_CHECKING:
@@ -119,13 +120,8 @@ class CallPath:
         if tool is None:
             return trace.refuse(ToolOutcome.UNKNOWN_TOOL, self.listing.unknown(request.name))
         trace.server, trace.tool = tool.server.name, tool.spec.name
-        trace.isolation, trace.sent = tool.server.server.isolation, request.arguments
-        try:
-            problem = problem_of_arguments(tool.spec.parameters, request.arguments)
-        except Exception as error:  # noqa: BLE001 - a reference leads nowhere, or in a circle
-            # The start finds only references that every call follows; without these arguments the tool can be called.
-            problem = f"the tool's schema cannot check them: {described(error)}; leave out optional ones"
-        if problem:
+        trace.isolation = tool.server.server.isolation
+        if problem := await problem_of_arguments(tool.spec.parameters, request.arguments):
             return trace.refuse(ToolOutcome.INVALID_ARGUMENTS, f"invalid arguments for {request.name}: {problem}")
         result = await self._delivered(tool, request.arguments)
         self.toolbox.count(tool.server, trace.outcome or ToolOutcome.OK, trace.error)
@@ -133,7 +129,7 @@ class CallPath:
 
     async def _delivered(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
         trace, toolbox, server = self.trace, self.toolbox, tool.server
-        before = trace.attempts
+        before, trace.sent = trace.attempts, arguments
         try:
             async with toolbox.places:
                 # The time begins when the call may be sent: others of this process are not the server's fault.
@@ -159,6 +155,7 @@ class CallPath:
             return trace.refuse(ToolOutcome.TOOL_ERROR, f"the tool failed: {described(error)}")
         trace.attempts = before + delivery.attempts
         if delivery.outcome is ToolOutcome.NOT_SENT:
+            trace.sent = None
             return trace.refuse(delivery.outcome, _NOT_SENT, one_line(delivery.error))
         if delivery.outcome is ToolOutcome.DELIVERY_UNKNOWN:
             return trace.refuse(delivery.outcome, _DELIVERY_UNKNOWN, one_line(delivery.error))

@@ -15,6 +15,7 @@ import attrs
 from agentrl_core.api.tools import ShownCall, ToolResult
 from agentrl_core.errors import EnvironmentLostError, EpisodeError, RunError, ToolServerError, UsageError
 from agentrl_core.tools.call import CallPath, CallTrace
+from agentrl_core.tools.checks import problem_of_specs
 from agentrl_core.tools.delivery import all_or_first_error, deliver
 from agentrl_core.tools.listing import Listing, NamedServer, ServerTools, clash, list_all
 from agentrl_core.tools.schemas import (
@@ -24,7 +25,7 @@ from agentrl_core.tools.schemas import (
     openai_tools,
     parse_arguments,
     plain,
-    problem_of_specs,
+    without_image,
 )
 from agentrl_core.types import ToolCall, ToolOutcome
 
@@ -58,8 +59,10 @@ class OpenTools:
         *,
         keep: Callable[[ToolCall], Awaitable[None]],
         mark: Callable[[str], None],
+        takes_images: Callable[[], bool] = lambda: True,
     ) -> None:
         self._toolbox, self._episode, self._keep, self._mark = toolbox, episode, keep, mark
+        self._takes_images = takes_images
         self._loop = asyncio.get_running_loop()
         self.lost: EpisodeError | None = None
         """Error for which the record must be rejected, whatever the workflow returned."""
@@ -165,6 +168,9 @@ class OpenTools:
             trace.error = described(error)
             await self._store(_ended(row, trace, ToolOutcome.ENVIRONMENT_LOST))
             raise
+        if any(part["type"] == "image_url" for part in shown.content) and not self._takes_images():
+            # An LLM call with the image would be refused, and end an episode whose agent cannot help it.
+            shown = attrs.evolve(shown, content=tuple(map(without_image, shown.content)))
         outcome = trace.outcome or (ToolOutcome.BLOCKED if shown.is_error else ToolOutcome.OK)
         if outcome is not ToolOutcome.OK:
             self._mark(outcome.value)
@@ -261,7 +267,7 @@ class OpenTools:
     async def _listed(self, server: NamedServer, session: ToolSession) -> ServerTools:
         changes = _changes(session)
         specs = tuple(await self._asked(server, lambda _: session.list_tools(), "list its tools", repeatable=True))
-        if problem := problem_of_specs(specs):
+        if problem := await problem_of_specs(specs):
             raise self._server_fault(server, problem, ToolOutcome.INVALID_RESULT)
         return ServerTools(server=server, session=session, specs=specs, changes=changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import datetime as dt
 import enum
 import functools
 import inspect
@@ -10,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
@@ -17,6 +19,8 @@ import attrs
 from agentrl_core.api.tools import ToolSpec
 
 _PLAIN: Mapping[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
+_TEXTS: Mapping[Any, Mapping[str, str]] = {Path: {}, dt.date: {"format": "date"}, dt.datetime: {"format": "date-time"}}
+"""Types that JSON writes as texts."""
 _LISTS = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _GOOGLE = re.compile(r"^\s*(?:Args|Arguments|Parameters)\s*:\s*$")
@@ -26,24 +30,40 @@ _SECTION = re.compile(r"^\s*(?:Args|Arguments|Parameters|Returns?|Yields?|Raises
 
 
 def describe_function(function: Callable[..., Any]) -> ToolSpec:
-    """Return name, description and schema of a function; `ValueError` if its arguments cannot be given by name.
+    """Return name, description and schema of a function; `ValueError` if JSON cannot give it its arguments by name.
 
     The description is the docstring up to its sections; those of the parameters come from `Args:`, `:param x:` or
     `Annotated[T, "text"]`. A parameter without a type takes any value.
     """
     name = getattr(function, "__name__", type(function).__name__)
+    where = _where(function, name)
     description, of_parameters = _read_docstring(inspect.getdoc(function) or "")
-    hints = _hints(function)
+    try:
+        hints = _hints(function)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise ValueError(
+            f"{where}: the types of its parameters cannot be read ({error}); correct them, and import them where only "
+            "type checkers have them"
+        ) from error
     properties: dict[str, Any] = {}
     required = []
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        if parameter.kind is parameter.VAR_KEYWORD:
             continue
-        if parameter.kind is parameter.POSITIONAL_ONLY:
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise ValueError(
-                f"{name}: its parameter '{parameter.name}' cannot be given by name, as tools' arguments are"
+                f"{where}: its parameter '{_in_signature(parameter)}' cannot be given by name, as tools' arguments are"
             )
-        schema = _schema(hints.get(parameter.name, Any))
+        try:
+            schema = _schema(hints.get(parameter.name, Any))
+        except _UnknownTypeError as error:
+            raise ValueError(
+                f"{where}: its parameter '{parameter.name}' has a type that JSON cannot give: {error}; expected str, "
+                "int, float, bool, None, lists and dicts of these, Literal, an enumeration, Path, date, "
+                "datetime, a TypedDict, an attrs class or a dataclass"
+            ) from error
+        except RecursionError as error:
+            raise ValueError(f"{where}: its parameter '{parameter.name}' has a type that contains itself") from error
         if text := of_parameters.get(parameter.name):
             schema = {**schema, "description": text}
         properties[parameter.name] = schema
@@ -59,12 +79,25 @@ def convert_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]
     return {name: _converted(value, hints[name]) if name in hints else value for name, value in arguments.items()}
 
 
+class _UnknownTypeError(Exception):
+    """A type that no JSON value can be turned into."""
+
+
+def _where(function: Callable[..., Any], name: str) -> str:
+    code = getattr(inspect.unwrap(_plain_function(function)), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name}" if code else name
+
+
+def _in_signature(parameter: inspect.Parameter) -> str:
+    return f"*{parameter.name}" if parameter.kind is parameter.VAR_POSITIONAL else parameter.name
+
+
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(inspect.unwrap(_plain_function(function)), include_extras=True)
-    except (NameError, TypeError):
-        # A type that is imported for type checkers alone.
-        return {}
+    inner = inspect.unwrap(_plain_function(function))
+    # What it returns does not matter here, and may be a type that only type checkers import.
+    annotations = {name: kind for name, kind in getattr(inner, "__annotations__", {}).items() if name != "return"}
+    holder = types.SimpleNamespace(__annotations__=annotations)
+    return typing.get_type_hints(holder, globalns=getattr(inner, "__globals__", {}), include_extras=True)
 
 
 def _plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,11 +109,19 @@ def _plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type; that of any value for a type that nothing here knows."""
+    """Return the JSON schema of a type; raise `_UnknownTypeError` for one that has none."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Annotated:
         texts = [item for item in kind.__metadata__ if isinstance(item, str)]
         return _schema(inner[0]) | ({"description": texts[0]} if texts else {})
+    if isinstance(kind, typing.NewType) or origin in (typing.Required, typing.NotRequired):
+        return _schema(inner[0] if inner else kind.__supertype__)
+    if inspect.isclass(kind) and origin is None and kind not in (*_PLAIN, *_LISTS, *_MAPPINGS):
+        return {} if kind in (object, Any) else _schema_of_class(kind)
+    return _schema_of_form(kind, origin, inner)
+
+
+def _schema_of_form(kind: Any, origin: Any, inner: tuple[Any, ...]) -> dict[str, Any]:
     if kind in _PLAIN or origin is Literal:
         return {"enum": list(inner)} if inner else {"type": _PLAIN[kind]}
     if origin in (Union, types.UnionType):
@@ -90,10 +131,12 @@ def _schema(kind: Any) -> dict[str, Any]:
     if (origin or kind) in _MAPPINGS:
         of_values = {"additionalProperties": _schema(inner[1])} if len(inner) > 1 else {}
         return {"type": "object", **of_values}
-    return _schema_of_class(kind) if inspect.isclass(kind) else {}
+    raise _UnknownTypeError(repr(kind))
 
 
 def _schema_of_class(kind: type) -> dict[str, Any]:
+    if kind in _TEXTS:
+        return {"type": "string", **_TEXTS[kind]}
     if issubclass(kind, enum.Enum):
         return {"enum": [item.value for item in kind]}
     if typing.is_typeddict(kind):
@@ -103,7 +146,7 @@ def _schema_of_class(kind: type) -> dict[str, Any]:
         parameters = inspect.signature(kind).parameters
         fields = _fields(kind)
         return _object({key: (fields.get(key, Any), item.default is item.empty) for key, item in parameters.items()})
-    return {}
+    raise _UnknownTypeError(kind.__qualname__)
 
 
 def _fields(kind: type) -> dict[str, Any]:

@@ -101,7 +101,10 @@ class FunctionTools:
         if self._factory is None:
             return FunctionSession(self._shared)
         made = await _called(self._factory, {})
-        tools = {tool.spec.name: tool for tool in self._tools(_methods(made))}
+        try:
+            tools = {tool.spec.name: tool for tool in self._tools(_methods(made))}
+        except ValueError as error:
+            raise ConfigError(f"tools.servers: {error}") from error
         if not tools:
             raise ConfigError(
                 f"tools.servers: the factory made a {type(made).__name__} without public methods; expected at least one"

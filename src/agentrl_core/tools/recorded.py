@@ -47,7 +47,12 @@ class RecordedToolbox(Toolbox):
         self.ended_early = record.outcome in (Outcome.TIMED_OUT, Outcome.CANCELLED)
 
     def open(
-        self, episode: ToolEpisode, *, keep: Callable[[ToolCall], Awaitable[None]], mark: Callable[[str], None]
+        self,
+        episode: ToolEpisode,
+        *,
+        keep: Callable[[ToolCall], Awaitable[None]],
+        mark: Callable[[str], None],
+        takes_images: Callable[[], bool] = lambda: True,  # noqa: ARG002 - results are those that were shown
     ) -> OpenTools:
         """Return the recorded tools of the episode, for the running event loop."""
         return _RecordedTools(self, episode, keep=keep, mark=mark)

@@ -1,24 +1,22 @@
-"""Descriptions of tools: checks of what servers give, checks of arguments, and the shapes of the LLM APIs."""
+"""JSON of tools: their descriptions in the shapes of the LLM APIs, and the arguments that models write."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import orjson
 
-from agentrl_core.api.tools import ToolSpec
 from agentrl_core.config.nodes import without_password
 
 if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
+    from agentrl_core.api.tools import ToolSpec
 
 _LONGEST = 300
 """Characters of an error that a model or a record gets."""
-_MOST_SCHEMAS = 4096
-"""Compiled schemas that are kept."""
+MOST_BYTES = 4 * 2**20
+"""Longest arguments of a call."""
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:
@@ -47,69 +45,20 @@ def plain(value: Any) -> Any:
     return list(map(plain, value)) if isinstance(value, list) else value
 
 
+def without_image(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a content part, with a text in place of an image for a model that sees none."""
+    if part["type"] != "image_url":
+        return part
+    url: str = part["image_url"]["url"]
+    kind = f" of type {url[5:].partition(';')[0]}" if url.startswith("data:") else f" at {one_line(url, 200)}"
+    rest = {key: value for key, value in part.items() if key != "image_url"}
+    return {**rest, "type": "text", "text": f"[image{kind}, which cannot be shown]"}
+
+
 def described(error: BaseException) -> str:
     """Return type and message of an exception as one line, without passwords of addresses."""
     text = one_line(without_password(str(error)))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def problem_of_specs(specs: Iterable[Any]) -> str:
-    """Return what is wrong with a server's list of tools; empty for nothing."""
-    names: set[str] = set()
-    for spec in specs:
-        if not isinstance(spec, ToolSpec):
-            return f"lists {type(spec).__name__} {one_line(repr(spec), 60)} as a tool; expected agentrl_core's ToolSpec"
-        if not isinstance(spec.name, str) or not spec.name:
-            return f"lists a tool without a name: {one_line(repr(spec), 100)}"
-        if spec.name in names:
-            return f"lists the tool '{spec.name}' twice"
-        names.add(spec.name)
-        if problem := _problem_of_schema(spec.parameters):
-            return f"has an invalid schema of the arguments of '{spec.name}': {problem}"
-    return ""
-
-
-def _problem_of_schema(schema: Any) -> str:
-    from jsonschema.exceptions import SchemaError
-
-    if not isinstance(schema, Mapping):
-        return f"expected an object, found {type(schema).__name__}"
-    if schema.get("type", "object") != "object":
-        return f"expected the type object, found {one_line(repr(schema['type']), 60)}"
-    try:
-        problem_of_arguments(schema, {})
-    except TypeError as error:
-        return f"it is no JSON: {error}"
-    except SchemaError as error:
-        return one_line(f"{error.message} (at {error.json_path})")
-    except Exception as error:  # noqa: BLE001 - a reference that leads nowhere, or in a circle
-        return one_line(f"{type(error).__name__}: {error}")
-    return ""
-
-
-def problem_of_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """Return in which way arguments do not fit their schema; empty if they do."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_validator(to_json(schema, orjson.OPT_SORT_KEYS)).iter_errors(arguments))
-    if error is None:
-        return ""
-    place = error.json_path.removeprefix("$").removeprefix(".")
-    return one_line(f"{place}: {error.message}" if place else error.message)
-
-
-@functools.lru_cache(maxsize=_MOST_SCHEMAS)
-def _validator(schema: bytes) -> Validator:
-    """Return the compiled form of a schema; raises `SchemaError`."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
-    loaded = orjson.loads(schema)
-    kind = validator_for(loaded, default=Draft202012Validator)
-    kind.check_schema(loaded)
-    # An empty registry: the default one fetches schemas from the addresses that a server names.
-    return kind(loaded, registry=Registry())
 
 
 def parse_arguments(arguments: Mapping[str, Any] | str) -> tuple[dict[str, Any] | None, str]:
@@ -119,6 +68,8 @@ def parse_arguments(arguments: Mapping[str, Any] | str) -> tuple[dict[str, Any] 
     """
     try:
         text = arguments if isinstance(arguments, str) else to_json(arguments)
+        if len(text) > MOST_BYTES:
+            return None, too_long(len(text))
         parsed = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError as error:
         return None, one_line(f"the arguments are no JSON: {error}")
@@ -127,6 +78,11 @@ def parse_arguments(arguments: Mapping[str, Any] | str) -> tuple[dict[str, Any] 
     if not isinstance(parsed, dict):
         return None, f"the arguments must be a JSON object, not {_json_type(parsed)}"
     return parsed, ""
+
+
+def too_long(size: int) -> str:
+    """Return what is wrong with arguments of so many bytes."""
+    return f"the arguments have {size:,} bytes, more than the {MOST_BYTES:,} allowed"
 
 
 def _json_type(value: Any) -> str:

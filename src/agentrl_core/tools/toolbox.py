@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import ConfigError, RunError, ToolServerError, UsageError
+from agentrl_core.tools.checks import problem_of_specs
 from agentrl_core.tools.delivery import Strays, all_or_first_error, retry_policy
 from agentrl_core.tools.entries import common_options
 from agentrl_core.tools.episode import OpenTools
 from agentrl_core.tools.health import Health
 from agentrl_core.tools.listing import NamedMiddleware, NamedServer, clash
-from agentrl_core.tools.schemas import described, problem_of_specs
+from agentrl_core.tools.schemas import described
 
 if TYPE_CHECKING:
     from agentrl_core.api.tools import ToolEpisode, ToolMiddleware, ToolServer, ToolSpec
@@ -80,13 +81,19 @@ class Toolbox:
             raise ConfigError(f"tools.servers: {problem}")
 
     def open(
-        self, episode: ToolEpisode, *, keep: Callable[[ToolCall], Awaitable[None]], mark: Callable[[str], None]
+        self,
+        episode: ToolEpisode,
+        *,
+        keep: Callable[[ToolCall], Awaitable[None]],
+        mark: Callable[[str], None],
+        takes_images: Callable[[], bool] = lambda: True,
     ) -> OpenTools:
         """Return the tools of an episode, for the running event loop; the caller closes them.
 
-        `keep(call)` stores an ended call; `mark(word)` marks the record.
+        `keep(call)` stores an ended call; `mark(word)` marks the record. `takes_images()` says whether the model can
+        see images; otherwise it is told of those in results by a text.
         """
-        return OpenTools(self, episode, keep=keep, mark=mark)
+        return OpenTools(self, episode, keep=keep, mark=mark, takes_images=takes_images)
 
     def count(self, server: NamedServer, outcome: ToolOutcome, error: str = "") -> None:
         """Count how a call of a server has ended; sets `fatal` when too many have failed."""
@@ -135,6 +142,6 @@ async def _started(server: NamedServer) -> Sequence[ToolSpec]:
             f"tool server '{server.name}' could not be started: {described(error)}; start what it needs, or correct "
             "its entry in tools.servers"
         ) from error
-    if problem := problem_of_specs(specs):
+    if problem := await problem_of_specs(specs):
         raise ToolServerError(f"tool server '{server.name}' {problem}")
     return specs

@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import shlex
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from agentrl_core.config.invocation import command_line, is_in_runs, near
+from agentrl_core.config.terminal import printable_lines
 from agentrl_core.errors import RunError
 from agentrl_core.trackers.curve import PICTURE_NAME
 from agentrl_core.trackers.progress_line import Pace, bar_line, sentence
@@ -63,19 +65,22 @@ def _signal(step: StepReport) -> str:
 
 
 _STEP = _Column("step", 5, 0, lambda step: str(step.step))
-_VERSION = _Column("version", 8, 6, lambda step: str(step.version))
+_VERSION = _Column("version", 8, 9, lambda step: str(step.version))
 _COLUMNS = (
     _STEP,
     _VERSION,
     _Column("lag", 5, 8, _number("rollout/lag_mean", ".1f")),
     _Column("reward", 7, 1, _number("reward/mean", ".3f")),
-    _Column("signal", 8, 2, _signal, "groups with different rewards / all groups; equal rewards teach nothing"),
+    _Column("signal", 8, 2, _signal, "groups with different rewards / all; equal rewards teach nothing"),
+    _Column("replies cut", 12, 4, _number("rollout/replies_cut", ".0%"), "at their token limit"),
     _Column("tools/ep", 9, 7, _number("rollout/tool_calls_per_episode", ".2f")),
     _Column("tokens/s", 10, 5, _number("rollout/tokens_per_s", ",.0f")),
-    _Column("entropy", 8, 4, _number("loss/entropy", ".3f")),
-    _Column("gap", 9, 9, _number("loss/logprob_gap_max", ".1e"), "largest |engine - learner| of a token's logprob"),
+    _Column("entropy", 8, 6, _number("loss/entropy", ".3f")),
+    _Column("gap", 9, 10, _number("loss/logprob_gap_max", ".1e"), "largest |engine - learner| of a token's logprob"),
     _Column("s/step", 7, 3, _number("time/step_s", ".2f")),
 )
+_FEW = 4
+"""Highest rank of the columns that a terminal shows that has no room for all."""
 _SUPERVISED_COLUMNS = (
     _STEP,
     _VERSION,
@@ -91,8 +96,10 @@ _SUPERVISED_COLUMNS = (
 """Columns of a supervised fine-tuning, which samples nothing."""
 
 
-def _fitting(columns: tuple[_Column, ...], width: int) -> tuple[_Column, ...]:
-    """Remove the least important columns until the others fit into `width`."""
+def _fitting(columns: tuple[_Column, ...], width: int, *, verbose: bool) -> tuple[_Column, ...]:
+    """Return all columns if they fit into `width`, else those that matter most; with `verbose`, as many as fit."""
+    if not verbose and sum(column.width for column in columns) > width:
+        columns = tuple(column for column in columns if column.rank <= _FEW)
     while len(columns) > 1 and sum(column.width for column in columns) > width:
         last = max(columns, key=lambda column: column.rank)
         columns = tuple(column for column in columns if column is not last)
@@ -117,13 +124,19 @@ class _Output(Console):
 class ConsoleTracker:
     """Tracker that prints one row per step, on a terminal above a progress line.
 
-    In a file or pipe, the rows have all columns, and a line about the progress follows after 30 s without output.
+    A terminal without room for all columns shows the most important ones, or as many as fit with `verbose`. In a file
+    or pipe, the rows have all columns, and a line about the progress follows after 30 s without output.
     """
 
     def __init__(
-        self, *, run_dir: Path, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        run_dir: Path,
+        verbose: bool = False,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.run_dir = Path(run_dir)
+        self.run_dir, self._verbose = Path(run_dir), verbose
         self._console, self._clock = console or _Output(), clock
         self._pace = Pace(clock)
         self._look: Callable[[], Activity] | None = None
@@ -135,6 +148,7 @@ class ConsoleTracker:
         self._rewards: dict[int, float] = {}
         self._components: Mapping[str, str] = {}
         self._warm_starts = False
+        self._config_file = ""
         self._supervised = False
 
     def watch(self, look: Callable[[], Activity]) -> None:
@@ -147,13 +161,13 @@ class ConsoleTracker:
             threading.Thread(target=self._keep_talking, name="heartbeat", daemon=True).start()
 
     def notice(self, message: str) -> None:
-        """Print the message."""
-        self._print(message)
+        """Print the message, and a warning in red."""
+        self._print(message, style="bold red" if message.startswith("WARNING ") else None)
 
     def run_started(self, run: RunInfo) -> None:
         """Print the run's name and directory."""
         self._components, self._supervised = run.components, run.command == "sft"
-        self._warm_starts = bool(run.config.get("warm_start"))
+        self._warm_starts, self._config_file = bool(run.config.get("warm_start")), run.config_file
         self._print(f"run {run.name} in {near(Path(run.directory))}", style="bold")
 
     def evaluated(self, report: EvalReport) -> None:
@@ -166,29 +180,24 @@ class ConsoleTracker:
         self._print(f"evaluation after step {report.step}: {', '.join(sets)}", style="cyan")
 
     def step_finished(self, report: StepReport) -> None:
-        """Print the step's row, and a warning if no group had different rewards."""
+        """Print the step's row."""
         self._pace.step_finished(report.metrics.get("time/step_s"))
         if "reward/mean" in report.metrics:
             self._rewards[report.step] = report.metrics["reward/mean"]
         self._print_row(report)
-        if report.metrics.get("rollout/groups_with_signal") == 0:
-            self._print(
-                f"WARNING step {report.step}: all answers to each task got the same reward, so there was nothing to "
-                f"learn from in this step; see `{command_line('trace', 'list')}`.",
-                style="bold red",
-            )
 
     def run_finished(self, summary: RunSummary) -> None:
         """Print the summary."""
         self.close()
-        style = "bold green" if summary.status == "finished" else "bold red"
+        style = "bold green" if summary.status == "finished" and not summary.nothing_learned else "bold red"
+        status = summary.status + (", but nothing was learned" if summary.nothing_learned else "")
         self._print(
-            f"run {summary.name} {summary.status}: {summary.steps} steps, policy version {summary.version}, "
-            f"{_duration(summary.wall_s)}",
+            f"run {summary.name} {status}: {summary.steps} steps, {_duration(summary.wall_s)}",
             style=style,
         )
         for label, value in self._summary_rows(summary):
-            self._print(f"  {label:<20} {value}")
+            for line in self._wrapped(f"  {label:<18} ", value):
+                self._print(line)
 
     def close(self) -> None:
         """Remove the progress line; further calls do nothing."""
@@ -215,14 +224,14 @@ class ConsoleTracker:
     def _print_row(self, report: StepReport) -> None:
         columns: tuple[_Column, ...] = _SUPERVISED_COLUMNS if self._supervised else _COLUMNS
         if self._console.is_terminal:
-            columns = _fitting(columns, self._console.width)
-        if not self._rows:
-            for column in columns:
-                if column.meaning:
-                    self._print(f"{column.title}: {column.meaning}", style="dim")
+            columns = _fitting(columns, self._console.width, verbose=self._verbose)
         # The columns change when the user resizes the terminal.
         if self._rows % _HEADER_EVERY == 0 or columns != self._shown:
             self._print("".join(column.title.rjust(column.width) for column in columns), style="bold")
+            if not self._rows:
+                for column in columns:
+                    if column.meaning:
+                        self._print(f"  {column.title}: {column.meaning}", style="dim")
         self._rows, self._shown = self._rows + 1, columns
         self._print("".join(column.cell(report).rjust(column.width) for column in columns))
 
@@ -236,7 +245,7 @@ class ConsoleTracker:
             rows += self._sampling_rows(summary)
         parts = [f"{part} {seconds:.1f}" for part, seconds in summary.cpu_seconds.items()]
         total = sum(summary.cpu_seconds.values())
-        rows.append(("CPU seconds", f"{' + '.join(parts)} = {total:.1f}" if parts else "-"))
+        rows.append(("CPU seconds", f"{total:.1f} ({', '.join(parts)})" if parts else "-"))
         directory = Path(summary.directory)
         picture = directory / PICTURE_NAME
         # The tracker `curve` may draw its picture after this summary is printed.
@@ -245,10 +254,8 @@ class ConsoleTracker:
             rows.append(("reward curve", near(picture)))
         # Commands find a run by its name only in the folder `runs`; elsewhere they need its path.
         run = summary.name if is_in_runs(directory) else near(directory)
-        rows += _model_rows(directory / "checkpoints", warm_starts=self._warm_starts)
-        if summary.head:
-            # Whoever keeps this digest can tell later whether anything was changed.
-            rows.append(("sealed, head", summary.head))
+        config = near(Path(self._config_file).absolute()) if self._config_file else "CONFIG"
+        rows += _model_rows(directory / "checkpoints", summary, config, warm_starts=self._warm_starts)
         if not self._supervised:
             rows.append(("episodes", command_line("trace", "list", run)))
         if summary.status != "finished":
@@ -269,10 +276,22 @@ class ConsoleTracker:
             rows.append(("fidelity", share))
         return rows
 
+    def _wrapped(self, label: str, value: str) -> list[str]:
+        """Return a row of the summary as lines that fit the terminal; a file or pipe, and a command, is not wrapped."""
+        if not self._console.is_terminal or "\n" in value:
+            return [line.rstrip() for line in (label + value).splitlines()]
+        return textwrap.wrap(
+            label + value,
+            self._console.width,
+            subsequent_indent=" " * min(len(label), self._console.width // 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
     def _print(self, text: str, *, style: str | None = None) -> None:
         """Print one line without wrapping it, because a program may read it."""
         self._printed_at = self._clock()
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable_lines(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @attrs.frozen
@@ -294,30 +313,33 @@ def _first_and_last(rewards: Mapping[int, float]) -> str:
     steps = sorted(rewards)
     count = min(_COMPARED_STEPS, len(steps) // 2)
     first, last = (sum(rewards[step] for step in some) / count for some in (steps[:count], steps[-count:]))
-    each = f"mean of {count} steps" if count > 1 else "one step"
-    return f"{first:.3f} at step {steps[0]} -> {last:.3f} at step {steps[-1]} ({each} each)"
+    each = f"{count} steps each" if count > 1 else "one step each"
+    return f"{first:.3f} at step {steps[0]} -> {last:.3f} at step {steps[-1]} ({each})"
 
 
-def _model_rows(checkpoints: Path, *, warm_starts: bool) -> list[tuple[str, str]]:
-    """Return the rows about the trained model: its folder, and commands that serve it, load it or train it further.
+def _model_rows(checkpoints: Path, summary: RunSummary, config: str, *, warm_starts: bool) -> list[tuple[str, str]]:
+    """Return the rows about the trained model: its folder, and commands that serve it or train it further.
 
-    `warm_starts` says that the run began with demonstrations. A further training must not repeat them, because they
-    would undo the first one.
+    `config` is the config's path. `warm_starts` says that the run began with demonstrations. A further training must
+    not repeat them, because they would undo the first one.
     """
+    if summary.status == "finished" and not summary.steps:
+        return []  # the run was only to evaluate
     found = {
         int(match[1]): path for path in checkpoints.glob("step-*") if (match := re.fullmatch(r"step-(\d+)", path.name))
     }
     if not found:
         return [("checkpoints", f"none in {near(checkpoints)}")]
     model = near(found[max(found)])
-    if not max(found):
-        return [("untrained model", f"{model} (no step was finished)")]
-    overrides = [f"model.path={found[max(found)].resolve()}", *(["warm_start=null"] if warm_starts else [])]
+    if summary.nothing_learned or not max(found):
+        why = "no step changed the weights" if max(found) else "no step was finished"
+        return [("untrained model", f"{model} ({why})")]
+    further = [f"model.path={model}", *(["warm_start=null"] if warm_starts else [])]
+    command = [command_line("run", config), *map(shlex.quote, further)]
     return [
         ("trained model", f"{model}, a Hugging Face directory"),
         ("  serve it", shlex.join(["vllm", "serve", model])),
-        ("  load it", f"AutoModelForCausalLM.from_pretrained({model!r})"),
-        ("  train it further", command_line("run", "CONFIG", *overrides)),
+        ("  train it further", "\n" + "\\\n".join(f"    {part} " for part in command).rstrip()),
     ]
 
 
@@ -334,9 +356,12 @@ def _before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
     for name in dict.fromkeys(name for report in evals for name in report.rewards):
         reports = [report for report in evals if name in report.rewards]
         first, last = reports[0], reports[-1]
-        texts[name] = f"{_mean(first, name)} after step {first.step} ({_records(first, name)})"
-        if last is not first:
-            texts[name] += f" -> {_mean(last, name)} after step {last.step} ({_records(last, name)})"
+        counts = list(dict.fromkeys([_records(first, name), _records(last, name)]))
+        if last is first:
+            texts[name] = f"{_mean(first, name)} after step {first.step} ({counts[0]})"
+        else:
+            means = f"{_mean(first, name)} -> {_mean(last, name)}"
+            texts[name] = f"{means} (step {first.step} -> {last.step}, {' -> '.join(counts)})"
     return texts
 
 

@@ -44,7 +44,7 @@ class Pace:
 
     def left_s(self, activity: Activity) -> float | None:
         """Return the estimated seconds until the last step ends; None while there is no basis for an estimate."""
-        if not 0 < activity.step <= activity.steps:
+        if not 0 < activity.step <= activity.steps or activity.waits_for:
             return None
         if self._step_s is not None:
             rest = max(0.0, self._step_s - activity.step_s)

@@ -7,7 +7,6 @@ was written (`manifest.json`). A restored run continues bit by bit.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pickle
 import re
@@ -35,6 +34,7 @@ from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifest
 
 if TYPE_CHECKING:
+    from agentrl_core.stores.files import Writer
     from agentrl_core.training.master_weights import MasterWeights
 
 OPTIMIZER = "optimizer.pt"
@@ -85,6 +85,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     companions: Companions,
     state: dict[str, Any],
+    writer: Writer,
 ) -> None:
     """Write a checkpoint beside `directory`, then rename it; an existing checkpoint of that name is replaced.
 
@@ -98,12 +99,11 @@ def save_checkpoint(
             f"the checkpoint {directory} is not written: {len(broken)} of the policy's weights contain NaN or infinite "
             f"numbers (the first is {broken[0]}). Resume from an earlier checkpoint with a lower trainer.lr"
         )
-    draft = directory.with_name(f".{directory.name}.draft")
+    draft = writer.draft(directory)
     try:
         restore_replaced(directory.parent)
-        # Drafts of processes that were killed while they wrote.
-        for leftover in (draft, *directory.parent.glob(".step-*.draft")):
-            shutil.rmtree(leftover, ignore_errors=True)
+        writer.remove_drafts(directory)
+        shutil.rmtree(draft, ignore_errors=True)
         make_private_folder(draft)
         with no_progress_bars():
             model.save_pretrained(draft)
@@ -117,6 +117,7 @@ def save_checkpoint(
         make_private(draft)
         # Flush before the rename: after a power failure the name must not stand for files without content.
         flush_to_disk(draft)
+        writer.check()
         replace_folder(draft, directory)
     # torch and safetensors raise their own errors for a full disk.
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -128,8 +129,6 @@ def save_checkpoint(
     finally:
         # After a failure or Ctrl-C the draft is still there.
         shutil.rmtree(draft, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the next save or resumption tries again
-            restore_replaced(directory.parent)
 
 
 def read_state(directory: Path) -> dict[str, Any]:

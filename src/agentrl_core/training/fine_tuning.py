@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_core.errors import DataError
+from agentrl_core.stores.files import UNNAMED
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.default_lr import SFT
 from agentrl_core.training.demonstrations import Demonstrations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agentrl_core.config.sft import SftConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
+    from agentrl_core.stores.files import Writer
 
 _SHOWN_LINES = 5
 """Largest number of a data set's lines that a notice names."""
@@ -99,7 +101,7 @@ class Tuner:
         """Register `call` to run each time before a step changes the weights; `restore` drops it with the optimizer."""
         self._trainer.optimizer.register_step_pre_hook(lambda *_: call())
 
-    def save(self, directory: Path, step: int, version: int) -> None:
+    def save(self, directory: Path, step: int, version: int, *, writer: Writer = UNNAMED) -> None:
         """Write a checkpoint to `directory` (`…/step-N`), and prune older ones beside it to `trainer.keep_last`."""
         save_checkpoint(
             directory,
@@ -108,6 +110,7 @@ class Tuner:
             optimizer=self._trainer.optimizer,
             companions=self._companions,
             state={"step": step, "version": version, "seed": self._config.seed},
+            writer=writer,
         )
         prune(directory.parent, keep=self._config.trainer.keep_last, saved=step)
 

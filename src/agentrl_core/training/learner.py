@@ -21,6 +21,7 @@ from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import Signal, finished, training_signal
 from agentrl_core.errors import ConfigError
+from agentrl_core.stores.files import UNNAMED
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.default_lr import RL
 from agentrl_core.training.diagnosis import Guard
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.section import ProximalMethod
+    from agentrl_core.stores.files import Writer
     from agentrl_core.training.logprob_gap import EnginePrecision
     from agentrl_core.types import Group
 
@@ -339,7 +341,7 @@ class Learner:
         """Register `call` to run each time before a step changes the weights; `warm_start` drops it."""
         self._optimizer.register_step_pre_hook(lambda *_: call())
 
-    def save(self, directory: Path, step: int, version: int) -> None:
+    def save(self, directory: Path, step: int, version: int, *, writer: Writer = UNNAMED) -> None:
         """Write a checkpoint to `directory` (`…/step-N`), and prune older ones beside it to `trainer.keep_last`."""
         save_checkpoint(
             directory,
@@ -348,6 +350,7 @@ class Learner:
             optimizer=self._optimizer,
             companions=self._companions,
             state={"step": step, "version": version, "seed": self._seed},
+            writer=writer,
         )
         prune(directory.parent, keep=self._config.keep_last, saved=step)
 

@@ -8,8 +8,11 @@ is the manifest of the whole version, whose digests the patched files must have.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import stat
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +34,8 @@ _PATCH = ".patch"
 _FORMAT = 1
 _CHUNK_BYTES = 4 << 20
 """A multiple of every element's size, small enough that a few chunks per thread need no memory worth naming."""
+_MOST_COMPRESSED_BYTES = 2 * _CHUNK_BYTES
+"""More than zstd makes of any chunk."""
 _LEVEL = 1
 """Of zstd: on xors of bfloat16 weights, level 3 saves less than 1 % of the bytes and costs up to twice the time."""
 _HEADER = struct.Struct("<II")
@@ -120,14 +125,14 @@ def apply_delta(delta: Path, base: Path, draft: Path) -> None:
         raise ValueError(f"{delta} is no delta to the weights in {base}")
     draft.mkdir(parents=True)
     shutil.copyfile(delta / RESULT, draft / MANIFEST)
-    for name, (_, digest) in listed_files(draft).items():
+    for name, (size, digest) in listed_files(draft).items():
         entry, target = content["files"].get(name), _under(draft, name)
         if entry is None:
             raise ValueError(f"{delta / DELTA} does not tell how {name} is made")
         if entry["how"] == "patch":
             found = _apply_patch(delta / (name + _PATCH), base / name, target, int(entry["width"]))
         else:
-            found = _copy((base if entry["how"] == "same" else delta) / name, target)
+            found = _copy((base if entry["how"] == "same" else delta) / name, target, size)
         if found != digest:
             raise ValueError(f"{target} is not what the trainer has written: its digest differs after patching")
 
@@ -138,10 +143,10 @@ def copy_whole(version: Path, draft: Path) -> None:
     Raises `ValueError` with the file's name if one is missing or not as it was written.
     """
     draft.mkdir(parents=True)
-    for name, (_, digest) in listed_files(version).items():
+    for name, (size, digest) in listed_files(version).items():
         target = _under(draft, name)
         try:
-            found = _copy(version / name, target)
+            found = _copy(version / name, target, size)
         except FileNotFoundError as error:
             raise ValueError(f"{version / name} is missing, although {MANIFEST} in its folder lists it") from error
         if found != digest:
@@ -161,7 +166,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
         {name: entry["how"] for name, entry in content["files"].items()}
     except FileNotFoundError:
         return None
-    except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: its content does not describe a delta") from error
     return content
 
@@ -209,14 +214,19 @@ def _apply_patch(patch: Path, base: Path, target: Path, width: int) -> str:
     digest = file_hash()
     decompressor = zstandard.ZstdDecompressor()
     try:
-        with patch.open("rb") as file, base.open("rb") as old, target.open("wb") as out:
+        with _opened(patch) as file, _opened(base) as old, target.open("wb") as out:
             while header := file.read(_HEADER.size):
                 size, num_compressed = _HEADER.unpack(header)
+                # Looked at before anything of these sizes is read: a damaged header may name gigabytes.
+                if not 0 < size <= _CHUNK_BYTES or num_compressed > _MOST_COMPRESSED_BYTES:
+                    raise ValueError(f"{patch} is damaged: it has a chunk of {size} bytes in {num_compressed}")
                 after: bytes | memoryview = old.read(size)
-                if len(after) != size or size > _CHUNK_BYTES:
+                if len(after) != size:
                     raise ValueError(f"{patch} is longer than the file that it applies to, {base}")
                 if num_compressed:
                     compressed = file.read(num_compressed)
+                    if zstandard.frame_content_size(compressed) != size:
+                        raise ValueError(f"{patch} is damaged: a chunk does not unpack to {size} bytes")
                     planes = np.frombuffer(decompressor.decompress(compressed, size), np.uint8)
                     if len(planes) != size or len(compressed) != num_compressed:
                         raise ValueError(f"{patch} is damaged: expected a chunk of {size} bytes, found {len(planes)}")
@@ -231,15 +241,31 @@ def _apply_patch(patch: Path, base: Path, target: Path, width: int) -> str:
     return found
 
 
-def _copy(source: Path, target: Path) -> str:
-    """Copy a file; return the digest of what was copied."""
+def _copy(source: Path, target: Path, size: int) -> str:
+    """Copy a file of `size` bytes; return the digest of what was copied. Raises `ValueError` for any other size."""
     digest = file_hash()
-    with source.open("rb") as file, target.open("wb") as out:
+    with _opened(source) as file, target.open("wb") as out:
+        if os.fstat(file.fileno()).st_size != size:
+            raise ValueError(f"{source} is damaged: expected {size} bytes, as its manifest says")
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             out.write(chunk)
     found: str = digest.hexdigest()
     return found
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file to read it; raise `ValueError` for a link, a pipe or a device, which may have no end."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link; expected a file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise ValueError(f"{path} is no regular file")
+    return os.fdopen(number, "rb")
 
 
 def _to_planes(data: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:

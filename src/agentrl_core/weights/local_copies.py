@@ -144,5 +144,8 @@ def _refused(version: int) -> Iterator[None]:
     """Turn what shows damaged weights, or a full disk, into `WeightsError`, which names the version."""
     try:
         yield
-    except (ValueError, OSError) as error:
-        raise WeightsError(f"version {version} of the weights is refused: {error}") from error
+    except WeightsError:
+        raise
+    except Exception as error:  # whatever a file has in it must not end the server, only be refused
+        text = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+        raise WeightsError(f"version {version} of the weights is refused: {text}") from error

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 
+_LOADED = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
+"""Endings of the files in a model folder that are loaded; a checkpoint's optimizer state is none of them."""
+
 _verified: set[tuple[str, int, int, int, str]] = set()
 """Files that this process has verified: (path, inode, size, modification time, digest). A resumed run loads its
 checkpoint three times (learner, state, engine), and verifying 1 GB costs about 2 CPU seconds."""
@@ -46,6 +49,25 @@ def write_manifest(directory: Path, *, version: int, step: int | None = None) ->
     }
     text = json.dumps(content | {"blake2b": _digest_of(content)}, indent=2)
     (directory / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def model_digests(directory: Path) -> dict[str, str]:
+    """Return the digest of each file of a model folder from which weights, tokenizer or template are loaded.
+
+    Reading takes about 2 CPU seconds per GB.
+    """
+    return {
+        path.name: _digest(path)
+        for path in sorted(directory.iterdir())
+        if path.suffix in _LOADED and path.name != MANIFEST and path.is_file()
+    }
+
+
+def unlisted_files(directory: Path) -> list[str]:
+    """Return the files of a folder that its manifest does not name; a loader may prefer one of them."""
+    listed = listed_files(directory)
+    files = (path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if not path.is_dir())
+    return [name for name in files if name not in listed and name != MANIFEST]
 
 
 def read_manifest(directory: Path) -> Manifest | None:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import WeightsError
-from agentrl_core.stores.files import replace_folder, restore_replaced
+from agentrl_core.stores.files import UNNAMED, replace_folder, restore_replaced
 from agentrl_core.weights.delta import read_base
 from agentrl_core.weights.manifest import MANIFEST, peek_manifest, read_manifest
 from agentrl_core.weights.saving import check_module, disk_errors, save_module
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from agentrl_core.stores.files import Writer
     from agentrl_core.weights.delta_writer import DeltaWriter
 
 
@@ -33,11 +34,17 @@ class WeightsPlace:
     """
 
     def __init__(
-        self, root: Path, *, keep: int = 2, dtype: str | None = None, deltas: DeltaWriter | None = None
+        self,
+        root: Path,
+        *,
+        keep: int = 2,
+        dtype: str | None = None,
+        deltas: DeltaWriter | None = None,
+        writer: Writer = UNNAMED,
     ) -> None:
         """Take a folder; `dtype` is the type to write weights in, and `deltas` makes a delta of most versions."""
         self.root = root
-        self._keep, self._dtype, self._deltas = keep, dtype, deltas
+        self._keep, self._dtype, self._deltas, self._writer = keep, dtype, deltas, writer
 
     def write(self, version: int, module: Any, *, companions: Any = None) -> Path:
         """Publish a module's weights, and return their folder; blocks while it writes.
@@ -47,12 +54,14 @@ class WeightsPlace:
         """
         check_module(module, version)
         directory = self.root / f"version-{version}"
-        draft = self.root / f".version-{version}.draft"
+        draft = self._writer.draft(directory)
         try:
             with disk_errors(version, self.root, "weights.place"):
                 self.root.mkdir(parents=True, exist_ok=True)
+                self._writer.remove_drafts(directory)
                 self._clean()
                 self._draft(version, module, draft, companions)
+                self._writer.check()
                 replace_folder(draft, directory)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -114,9 +123,9 @@ class WeightsPlace:
             yield directory
 
     def _clean(self) -> None:
-        """Remove what killed trainers left: drafts, and versions that were half removed."""
+        """Restore versions that killed trainers were replacing, and remove those that they were removing."""
         restore_replaced(self.root)
-        for leftover in self.root.glob(".version-*"):
+        for leftover in self.root.glob(".version-*.gone"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _prune(self) -> None:

@@ -55,9 +55,9 @@ async def compare(running: list[Contender], *, calls: int, repeats: int) -> list
     return [*_rows(running, costs, slow), *_memory(running)]
 
 
-async def capabilities(running: list[Contender]) -> tuple[list[Row], list[str]]:
-    """Return the share of fields and habits that get through, ours against each peer, and who lacks what."""
-    rows, notes = [], []
+async def capabilities(running: list[Contender]) -> tuple[list[Row], list[str], str]:
+    """Return the share of fields and habits that get through, who lacks what, and what ours lacks."""
+    rows, notes, ours = [], [], ""
     scores = {}
     for item in running:
         if isinstance(item, BeforeUpstream):  # the same gateway
@@ -66,11 +66,13 @@ async def capabilities(running: list[Contender]) -> tuple[list[Row], list[str]]:
         scores[item.name] = sum(found.values()) / len(found)
         lacking = ", ".join(name for name, there in found.items() if not there)
         notes.append(f"{item.name} lacks: {lacking or 'nothing'}")
+        if isinstance(item, InProcess):
+            ours = lacking
     for item in running:
         if not isinstance(item, InProcess):
             mine, theirs = scores[InProcess.name], scores[item.name]
             rows.append(Row(case="fidelity", metric="fidelity_score", ours=mine, peer=theirs, peer_name=item.name))
-    return rows or [Row(case="fidelity", metric="fidelity_score", ours=scores[InProcess.name])], notes
+    return rows or [Row(case="fidelity", metric="fidelity_score", ours=scores[InProcess.name])], notes, ours
 
 
 def _rows(

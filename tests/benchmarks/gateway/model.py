@@ -6,6 +6,7 @@ It is kept in build/benchmarks.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -25,6 +26,12 @@ _TRAINED_ON_BYTES = 12_000_000
 _TEMPLATE = """\
 {%- if messages[0].role == 'system' %}<|im_start|>system
 {{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- if tools %}<|im_start|>system
+Write a call as <tool_call>{"name": …, "arguments": {…}}</tool_call>. Tools:
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}<|im_end|>
 {% endif %}
 {%- for message in messages %}
 {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}<|im_start|>{{ message.role }}
@@ -48,7 +55,8 @@ _TEMPLATE = """\
 
 def model_dir() -> Path:
     """Return the directory; the tokenizer is trained at the first call, which takes some ten seconds."""
-    directory = FOLDER.absolute() / "model"
+    digest = hashlib.blake2b(_TEMPLATE.encode(), digest_size=4).hexdigest()
+    directory = FOLDER.absolute() / f"model-{digest}"
     if (directory / "tokenizer.json").exists():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)

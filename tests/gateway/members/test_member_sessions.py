@@ -4,6 +4,7 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
+import attrs
 import pytest
 
 from agentrl_core.errors import RequestError
@@ -22,6 +23,7 @@ class Gateway:
         self.opened, self.closed, self.error = [], [], None
         self.may_close = threading.Event()
         self.may_close.set()
+        self.records = [record(number) for number in range(8)]
         self.members = MemberSessions(store=self, open_session=self.open, close_session=self.close)
 
     async def open(self, record, seed_key, sampling):
@@ -39,6 +41,9 @@ class Gateway:
 
     async def episode(self, record_id):
         return Episode(record=record(), interactions=("stored",))
+
+    async def episodes(self, record_ids):
+        return [Episode(record=one, interactions=()) for one in self.records if one.id in record_ids]
 
     async def start(self, number=0, member="m"):
         return await self.members.open(member, record(number), seed_key=(1,), sampling=None)
@@ -58,6 +63,15 @@ def test_one_record_has_one_session(gateway):
     assert asyncio.run(scenario())
     # The session that lost the race is closed again.
     assert len(gateway.opened) - len(gateway.closed) == gateway.members.count == 1
+
+
+@pytest.mark.parametrize("stored", [[], [attrs.evolve(record(), run_id="another")]])
+def test_a_record_that_the_run_does_not_have_gets_no_session(gateway, stored):
+    gateway.records = stored
+    with pytest.raises(RequestError, match="the run run has no record r0") as caught:
+        asyncio.run(gateway.start())
+    assert caught.value.status == 409
+    assert not gateway.opened
 
 
 def test_a_session_is_closed_once_from_two_threads(gateway):

@@ -129,6 +129,19 @@ def test_an_episode_whose_server_dies_runs_again_at_another(serve, sample, episo
     assert "no connection" in next(iter(store.records.values())).detail
 
 
+def test_the_servers_say_whether_the_policy_takes_images(serve, sample):
+    server = serve()
+
+    async def scenario(remote):
+        told = []
+        for report in ({"takes_images": False}, {"takes_images": True}):
+            remote.update([attrs.evolve(server.member, report=report)])
+            told.append(remote.takes_images)
+        return told
+
+    assert sample(scenario, server) == [False, True]
+
+
 def test_an_episode_waits_for_a_server_that_joins(serve, sample, episode, store):
     old, new = serve(), serve()
     waits, waiting = asyncio.Event(), []

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from agentrl_core import config as configs
-from agentrl_core.errors import MemberError
+from agentrl_core.errors import MemberError, RunError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.roles.frame import take_part
@@ -22,6 +22,13 @@ def store(stored):
     return store
 
 
+async def end_training(store, status, error=""):
+    """End the run as its trainer does."""
+    (trainer,) = [member.id for member in await store.members("r", live=True) if member.role == "train"]
+    await store.update_run("r", status=status, error=error, member_id=trainer)
+    await store.leave(trainer)
+
+
 class Idle:
     """Work of a member that others declare lost as often as is said; then its run ends."""
 
@@ -32,7 +39,7 @@ class Idle:
 
     def begin(self, membership):
         if not self._losses:
-            asyncio.run(self._store.update_run("r", status="finished"))
+            asyncio.run(end_training(self._store, "finished"))
             return
         self._losses.pop()
         (member,) = membership.members
@@ -64,6 +71,16 @@ def test_a_member_that_was_declared_lost_joins_again(store):
     again = [line for line in told if "was declared lost" in line]
     assert [line.rpartition("; ")[2] for line in again] == ["joining again (1 of 3)", "joining again (2 of 3)"]
     assert told[-1] == "run 'r' has ended: finished"
+
+
+def test_a_run_that_failed_ends_its_members_with_its_error(store):
+    class Failing(Idle):
+        def begin(self, membership):
+            asyncio.run(end_training(self._store, "failed", "the loss is NaN"))
+
+    with pytest.raises(RunError, match="run 'r' has failed: the loss is NaN"):
+        take_part("serve", "config.yaml", [], "r", lambda joining: Failing(store, []), lambda _: None)
+    assert servers(store) == ["left"]
 
 
 def test_a_member_that_is_lost_again_and_again_gives_up(store):

@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -14,8 +16,8 @@ from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.roles.frame import Joining
-from agentrl_core.run.roles.joining import Commands, weights_place
-from agentrl_core.run.roles.sample import sample
+from agentrl_core.run.roles.joining import Commands, RunOver, weights_place
+from agentrl_core.run.roles.sample import first_servers, sample
 from agentrl_core.run.roles.serve import Server, serve
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -30,6 +32,7 @@ class Published:
     def __init__(self, components, directory, store, module, companions):
         self.components, self.directory, self.store, self.told = components, directory, store, []
         self._module, self._companions = module, companions
+        self.end = SimpleNamespace(look=AsyncMock())
         self.place = weights_place(components, directory, "0123456789")
 
     def publish(self, version, *, announced=True, damaged=False):
@@ -45,10 +48,8 @@ class Published:
         with torch.no_grad():
             next(iter(self._module.parameters())).view(-1)[0] += 1.0
 
-    @contextmanager
-    def server(self):
-        loop = LoopThread("server", workers=1)
-        joining = Joining(
+    def joining(self, loop=None):
+        return Joining(
             components=self.components,
             directory=self.directory,
             store=self.store,
@@ -58,9 +59,14 @@ class Published:
             notice=self.told.append,
             asked_to_stop=lambda: None,
             command=Commands(config="config.yaml", name="r"),
+            end=self.end,
         )
+
+    @contextmanager
+    def server(self):
+        loop = LoopThread("server", workers=1)
         try:
-            server = Server(joining)
+            server = Server(self.joining(loop))
             server.looks = lambda: loop.run(server.look([]))
             try:
                 yield server
@@ -87,11 +93,24 @@ def test_a_server_begins_with_the_newest_version_and_loads_later_ones(published)
     published.publish(3)
     with published.server() as server:
         assert (server.looks(), server.report()["version"], server.looks()) == (True, 3, False)
+        assert not server.report()["takes_images"]
         published.publish(4)
         published.publish(5)
         assert server.looks() is True
         assert server.report()["version"] == 5
         assert server.url.startswith("http://127.0.0.1:")
+
+
+def test_a_server_that_waits_for_the_first_version_ends_with_its_run(published):
+    published.end.look.side_effect = RunOver("r", "finished")
+    with pytest.raises(RunOver), published.server():
+        pytest.fail("it has begun")
+
+
+def test_a_sampler_that_waits_for_a_server_ends_with_its_run(published):
+    published.end.look.side_effect = RunOver("r", "finished")
+    with pytest.raises(RunOver):
+        asyncio.run(first_servers(published.joining()))
 
 
 def test_a_damaged_version_is_refused_and_the_next_one_is_loaded(published):

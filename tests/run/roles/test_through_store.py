@@ -18,6 +18,7 @@ from agentrl_core.api.weights import ModuleWeights
 from agentrl_core.errors import RunError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.roles.through_store import SamplingThroughStore
+from agentrl_core.stores.files import UNNAMED
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Outcome, Record
 from agentrl_core.weights.place import WeightsPlace
@@ -68,7 +69,9 @@ def side(store, place, module, project, policy_dir, tmp_path):
         config = configs.parse(project(roles={"wait_s": wait_s}, **sections))
         components = resolve(configs.LoadedConfig(config, tmp_path), role="train")
         learner = SimpleNamespace(weights=lambda: ModuleWeights(module))
-        start = SimpleNamespace(model_dir=policy_dir, learner=learner, store=store, step=0, version=version)
+        start = SimpleNamespace(
+            model_dir=policy_dir, learner=learner, store=store, step=0, version=version, writer=UNNAMED
+        )
         opened = SamplingThroughStore(
             components,
             start,
@@ -217,6 +220,7 @@ def test_another_exception_ends_the_wait_at_once(side, join, store, place, proje
         store=store,
         step=0,
         version=0,
+        writer=UNNAMED,
     )
     with pytest.raises(KeyboardInterrupt):
         SamplingThroughStore(

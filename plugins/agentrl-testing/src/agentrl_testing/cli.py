@@ -9,6 +9,7 @@ import typer
 
 from agentrl_core.config.invocation import command_line, pip_install, pytest_call
 from agentrl_core.plugins.manager import load_registry
+from agentrl_testing.scaffold.kinds import SCAFFOLDS
 
 
 def check(name: Annotated[str, typer.Argument(help="Name of the package; default: all packages.")] = "") -> None:
@@ -38,12 +39,14 @@ def check(name: Annotated[str, typer.Argument(help="Name of the package; default
 def new(
     name: Annotated[str, typer.Argument(help="Name of the package, such as agentrl-lab.")],
     *,
-    kind: Annotated[str, typer.Option(help="What it provides: scorer, workflow, loss, …")],
+    kind: Annotated[
+        list[str], typer.Option(help=f"Component of the package; may be repeated: {', '.join(SCAFFOLDS)}.")
+    ],
     directory: Annotated[Path, typer.Option(help="Folder to write it into.")] = Path(),
 ) -> None:
-    """Write a new plugin package with one component.
+    """Write a new plugin package with a component of each given kind.
 
-    The package passes the conformance tests of its kind without changes.
+    The package passes the conformance tests of its kinds without changes.
     """
     from agentrl_testing.scaffold.package import write_package
 

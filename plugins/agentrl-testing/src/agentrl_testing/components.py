@@ -50,9 +50,10 @@ def _scorer(scorer: Any) -> None:
 
 
 def _loss(loss: Any) -> None:
-    from agentrl_testing.losses import check_contract
+    from agentrl_testing.losses import check_contract, check_sign
 
     check_contract(loss)
+    check_sign(loss)
 
 
 def _advantage(estimator: Any) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.losses import LossCalculator, LossOutput
 
+_OPPOSED = 0.5
+"""Cosine from which on two gradients point into opposite directions."""
 _LENGTHS = (5, 1, 7, 3, 4, 6)
 """Number of tokens of each sequence in a synthetic batch; one sequence has a single token."""
 
@@ -238,6 +240,19 @@ def check_reinforce(loss: LossCalculator) -> None:
             atol=1e-12,
             msg=f"aggregation {config.aggregation}: on-policy, the gradient is not that of -advantage * logprob / N",
         )
+
+
+def check_sign(loss: LossCalculator) -> None:
+    """Raise AssertionError if a step down the loss makes tokens less likely whose advantage is positive.
+
+    Only a gradient that points away from REINFORCE's is a fault; some losses, such as cross-entropy, ignore advantages.
+    """
+    batch = made_up_batch(loss, on_policy=True)
+    cosine = torch.nn.functional.cosine_similarity(_gradient(loss, batch), -batch.advantages * batch.mask, dim=0)
+    assert cosine > -_OPPOSED, (
+        "the sign is wrong: minimizing it makes tokens of positive advantage less likely; the loss of a token is "
+        "-advantage * ratio, not advantage * ratio"
+    )
 
 
 def _check_order(loss: LossCalculator) -> None:

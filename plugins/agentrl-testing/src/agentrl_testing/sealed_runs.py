@@ -29,6 +29,9 @@ class SealedRun:
         self.store, self.directory, self.id = store, RunDirectory(directory), directory.name
         self.step = self.version = 0
         self._sampler = Member(run_id=self.id, role="sample")
+        self.directory.model.mkdir(parents=True)
+        for name in ("model.safetensors", "chat_template.jinja", "config.json"):
+            self.directory.model.joinpath(name).write_text(f"of {name}")
         asyncio.run(self._announce())
         self.trail = self._trail()
 
@@ -128,7 +131,7 @@ class SealedRun:
 
     def finish(self) -> str:
         """End the run, and return the chain's head."""
-        head = self.trail.end(failed=False)
+        head = self.trail.end("finished")
         asyncio.run(self.store.update_run(self.id, status="finished"))
         return head
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from agentrl_testing.store_claims import StoreClaimsSuite
 from agentrl_testing.store_facts import StoreFactsSuite
+from agentrl_testing.store_fencing import StoreFencingSuite
 from agentrl_testing.store_groups import StoreGroupsSuite
 from agentrl_testing.store_machine import StoreMachine
 from agentrl_testing.store_members import StoreMembersSuite
@@ -29,6 +30,7 @@ class StoreSuite(
     StoreClaimsSuite,
     StoreGroupsSuite,
     StoreResumingSuite,
+    StoreFencingSuite,
     StoreRequestsSuite,
     StoreSealsSuite,
     StoreToolCallsSuite,

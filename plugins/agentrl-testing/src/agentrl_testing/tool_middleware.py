@@ -11,7 +11,8 @@ import pytest
 
 from agentrl_core.api.tools import ToolEpisode, ToolRequest, ToolResult, ToolSpec
 from agentrl_core.errors import EnvironmentLostError
-from agentrl_core.tools.schemas import problem_of_specs, to_json
+from agentrl_core.tools.checks import problem_of_specs
+from agentrl_core.tools.schemas import to_json
 from agentrl_testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
@@ -200,5 +201,5 @@ def _check_tools(middleware: ToolMiddleware) -> None:
         return
     offered = change(_SPECS)
     assert not asyncio.iscoroutine(offered), "`tools` is async; expected a plain method"
-    problem = problem_of_specs(offered)
+    problem = asyncio.run(problem_of_specs(offered))
     assert not problem, f"`tools` {problem}"

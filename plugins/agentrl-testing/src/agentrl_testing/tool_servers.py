@@ -11,7 +11,7 @@ import pytest
 from agentrl_core.api.tools import Isolation, ToolEpisode, ToolResult
 from agentrl_core.config.component import Component
 from agentrl_core.config.sampling_sections import ToolsConfig
-from agentrl_core.tools.schemas import problem_of_specs
+from agentrl_core.tools.checks import problem_of_specs
 from agentrl_core.tools.toolbox import Toolbox
 from agentrl_core.types import ToolOutcome
 from agentrl_testing.base import ConformanceSuite
@@ -148,7 +148,7 @@ class ToolServerSuite(ConformanceSuite):
 
         first, second = ToolDriver([server]).run(listed)
         assert first, "the server has no tools"
-        assert not problem_of_specs(first)
+        assert not asyncio.run(problem_of_specs(first))
         assert [spec.name for spec in first] == [spec.name for spec in second]
 
     def test_the_example_succeeds(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.client_tools import ClientTools
 from agentrl_core.gateway.dialects.fields import missing, text_of, wrong_type
 from agentrl_core.gateway.dialects.openai_messages import image_part
 from agentrl_core.gateway.dialects.shape import anything, either, listed, one_of, shaped, text
@@ -60,24 +61,26 @@ def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
     return tuple(found)
 
 
-def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Check a list of custom tools and return them in OpenAI's shape."""
+def parse_tools(value: Any) -> ClientTools:
+    """Check a list of tools; this API's custom tools are functions, and all others are Anthropic's own."""
+    tools = ClientTools()
     if value is None:
-        return ()
+        return tools
     if not isinstance(value, list):
         raise wrong_type("tools", "must be a list of tools")
-    return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(value))
+    for index, tool in enumerate(value):
+        where = f"tools[{index}]"
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind in (None, "custom"):
+            tools.functions.append(_tool(tool, where))
+        elif isinstance(kind, str):
+            tools.hosted[where] = kind
+        else:
+            raise wrong_type(f"{where}.type", "must be a string")
+    return tools
 
 
 def _tool(tool: Any, where: str) -> Mapping[str, Any]:
-    if isinstance(tool, dict) and tool.get("type") not in (None, "custom"):
-        raise RequestError(
-            400,
-            "unsupported_tool",
-            f"{where}: tools of type {tool['type']!r} are defined by Anthropic and not supported here; "
-            "define a custom tool with name, description and input_schema",
-            param=where,
-        )
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
         raise wrong_type(where, 'must look like {"name": …, "description": …, "input_schema": {…}}')
     function: dict[str, Any] = {"name": tool["name"]}

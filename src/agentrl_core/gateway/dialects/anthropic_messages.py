@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.call_types import ChatRequest, Decode, Reply, ToolChoice
+from agentrl_core.gateway.call_types import ChatRequest, Decode, Reply, ReplyHead, ToolChoice
 from agentrl_core.gateway.dialects.anthropic_content import MESSAGES, SYSTEM, TOOLS, parse_messages, parse_tools
 from agentrl_core.gateway.dialects.anthropic_replies import (
     anthropic_error,
@@ -30,7 +30,17 @@ from agentrl_core.gateway.dialects.openai_fields import (
     shared,
     shared_options,
 )
-from agentrl_core.gateway.dialects.shape import accepted, anything, flag, integer, number, one_of, refused, text
+from agentrl_core.gateway.dialects.shape import (
+    accepted,
+    anything,
+    flag,
+    integer,
+    listed,
+    number,
+    one_of,
+    refused,
+    text,
+)
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:
@@ -58,6 +68,8 @@ _OPTIONS: Mapping[str, Any] = dict(
     top_k=integer("Number of tokens to sample from, 0: all; as for top_p."),
     stop_sequences=STOP_STRINGS,
     thread=refused(_NO_THREAD),
+    # Not among the ignored options, which are stored: it holds keys of servers.
+    mcp_servers=listed(anything(), "As `gateway.hosted_tools` says: refused, or left out."),
 )
 COUNT_REQUEST = accepted({"messages": MESSAGES}, **_OPTIONS)
 REQUEST = accepted({"messages": MESSAGES, "max_tokens": SHARED["max_tokens"]}, **_OPTIONS)
@@ -98,9 +110,9 @@ class AnthropicMessages:
             **extras_of(reply),
         }
 
-    def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> AnthropicWriter:  # noqa: ARG002 - no logprobs in this API
+    def writer(self, request: ChatRequest, head: ReplyHead, decode: Decode) -> AnthropicWriter:  # noqa: ARG002 - no logprobs in this API
         """Build the encoder of a streamed reply."""
-        return AnthropicWriter(request=request, reply_id=reply_id, prompt_tokens=prompt_tokens)
+        return AnthropicWriter(request=request, reply_id=head.id, prompt_tokens=head.prompt_tokens)
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Build the body of a refusal."""
@@ -110,12 +122,16 @@ class AnthropicMessages:
 def _request(fields: Fields, headers: Mapping[str, str], max_tokens: int | None) -> ChatRequest:
     ignored: dict[str, Any] = {}
     _refuse_thread(fields.take("thread"))
-    tools = parse_tools(fields.take("tools"))
+    declared = parse_tools(fields.take("tools"))
+    if fields.take("mcp_servers"):
+        declared.hosted["mcp_servers"] = "mcp"
+    tools = tuple(declared.functions)
     choice, parallel = _tool_choice(fields.take("tool_choice"), tools)
     return ChatRequest(
         api="messages",
         messages=parse_messages(fields.take("system"), fields.take("messages")),
         tools=tools,
+        hosted_tools=declared.hosted,
         tool_choice=choice,
         parallel_tool_calls=parallel,
         grammar=_grammar(fields, ignored),
@@ -181,7 +197,7 @@ def _tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCh
     if value is None:
         return ToolChoice(), True
     fields = Fields(value, _TOOL_CHOICE, "tool_choice.")
-    mode = _CHOICES.get(fields.text("type") or "")
+    mode, name = _CHOICES.get(fields.text("type") or ""), fields.text("name") or ""
     if mode is None:
         raise _wrong_choice(f".type must be one of {', '.join(_CHOICES)}")
     # The API has no separate field for parallel calls; the flag is part of `tool_choice`.
@@ -191,7 +207,6 @@ def _tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCh
         raise _wrong_choice(" requires a call, but there are no tools")
     if value["type"] != "tool":
         return ToolChoice(mode=mode), parallel
-    name = fields.text("name") or ""
     if name not in names:
         raise _wrong_choice(f" names the tool {name!r}; expected one of {', '.join(names)}")
     return ToolChoice(mode=mode, names=(name,)), parallel

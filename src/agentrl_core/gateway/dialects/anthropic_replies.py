@@ -40,7 +40,7 @@ def content_blocks(output: Message) -> Iterator[dict[str, Any]]:
         yield {"type": "thinking", "thinking": thought, "signature": SIGNATURE}
     calls = output.get("tool_calls", ())
     if (text := output.get("content")) or not calls:
-        yield {"type": "text", "text": text or "", "citations": None}
+        yield {"type": "text", "text": text or ""}
     for call in calls:
         yield {**tool_use(call), "input": orjson.Fragment(input_of(call))}
 

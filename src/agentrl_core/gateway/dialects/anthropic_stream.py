@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _EMPTY_BLOCKS: Mapping[str, Mapping[str, Any]] = {
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": "", "citations": None},
+    "text": {"type": "text", "text": ""},
 }
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
+from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply, ReplyHead
 from agentrl_core.gateway.dialects.fields import Fields
 from agentrl_core.gateway.dialects.openai_fields import (
+    RESPONSE_FORMAT,
     SHARED,
     kept,
     parse_response_format,
@@ -20,7 +21,7 @@ from agentrl_core.gateway.dialects.openai_fields import (
     parse_tool_choice,
     shared_options,
 )
-from agentrl_core.gateway.dialects.openai_messages import MESSAGES, TOOLS, parse_messages, parse_tools
+from agentrl_core.gateway.dialects.openai_messages import MESSAGES, TOOLS, call_of, parse_messages, parse_tools
 from agentrl_core.gateway.dialects.openai_replies import ChunkWriter, completion, logprobs_of, openai_error
 from agentrl_core.gateway.dialects.shape import accepted, anything, flag, refused
 
@@ -37,7 +38,8 @@ REQUEST = accepted(
     **SHARED,
     **{older: refused(f"Use {newer}.") for older, newer in _REPLACED.items()},
     tools=TOOLS,
-    response_format=anything("Form of the reply's text: any, a JSON object, or JSON of a schema."),
+    response_format=RESPONSE_FORMAT,
+    web_search_options=anything("As `gateway.hosted_tools` says: refused, or left out."),
     max_completion_tokens=SHARED["max_tokens"],
     logprobs=flag("Whether the reply has log-probabilities."),
 )
@@ -54,6 +56,8 @@ class OpenAIChat:
         _refuse_functions(fields)
         messages = parse_messages(fields.take("messages"))
         tools = parse_tools(fields.take("tools"))
+        functions = tuple(tools.functions)
+        search = fields.take("web_search_options")
         # `max_completion_tokens` replaced `max_tokens`; clients may send both.
         older, newer = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
         stream_options = fields.inside("stream_options")
@@ -62,8 +66,10 @@ class OpenAIChat:
             raise RequestError(400, "invalid_value", "top_logprobs needs logprobs to be true", param="top_logprobs")
         return ChatRequest(
             messages=messages,
-            tools=tools,
-            tool_choice=parse_tool_choice(fields.take("tool_choice"), tools),
+            tools=functions,
+            tool_forms=tools.forms,
+            hosted_tools={} if search is None else {"web_search_options": "web_search"},
+            tool_choice=parse_tool_choice(fields.take("tool_choice"), functions),
             parallel_tool_calls=fields.flag("parallel_tool_calls"),
             grammar=parse_response_format(fields.take("response_format")),
             template_options=parse_template_options(fields),
@@ -75,7 +81,7 @@ class OpenAIChat:
             logprobs=logprobs,
             top_logprobs=top or 0,
             return_token_ids=fields.flag("return_token_ids"),
-            ignored=kept(fields.rest()),
+            ignored=kept({**fields.rest(), **({} if search is None else {"web_search_options": search})}),
         )
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:
@@ -87,9 +93,9 @@ class OpenAIChat:
             body["prompt_token_ids"] = reply.first.prompt_ids
         return body
 
-    def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> OpenAIChatWriter:  # noqa: ARG002 - told in the usage at the end
+    def writer(self, request: ChatRequest, head: ReplyHead, decode: Decode) -> OpenAIChatWriter:
         """Build the encoder of a streamed reply."""
-        return OpenAIChatWriter(request=request, reply_id=reply_id, created=int(time.time()), decode=decode)
+        return OpenAIChatWriter(request=request, reply_id=head.id, created=int(time.time()), decode=decode)
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Build the body of a refusal."""
@@ -107,7 +113,7 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
     interaction = choice.interaction
     built: dict[str, Any] = {
         "index": index,
-        "message": interaction.output,
+        "message": {**_with_custom_calls(interaction.output, request), "refusal": None},
         "finish_reason": choice.finish_reason,
         "logprobs": None,
     }
@@ -121,15 +127,23 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
     return built
 
 
+def _with_custom_calls(message: Message, request: ChatRequest) -> Message:
+    """Return a message with the calls of custom tools in this API's form."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [call_of(call, request.tool_forms) for call in calls]} if calls else message
+
+
 @attrs.define
 class _Held:
-    """Tokens of one choice whose text is not sent yet, and the number of its tool calls that are."""
+    """Tokens of one choice whose text is not sent yet, and what of it is sent."""
 
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = attrs.field(factory=list)
     upstream_logprobs: list[Mapping[str, Any]] = attrs.field(factory=list)
     calls: int = 0
+    """Number of its tool calls that are sent."""
+    has_content: bool = False
 
 
 @attrs.define(kw_only=True)
@@ -144,7 +158,8 @@ class OpenAIChatWriter(ChunkWriter):
 
     def begin(self) -> bytes:
         """Encode the first chunk of each choice, which has the role."""
-        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.request.n))
+        # Without content: it is null if only tool calls come, and which of the two is not known yet.
+        return b"".join(self._chunk(index, {"role": "assistant"}) for index in range(self.request.n))
 
     def delta(self, delta: Delta) -> bytes:
         """Encode new text or calls with all tokens since the last chunk; empty bytes if there are none."""
@@ -160,16 +175,21 @@ class OpenAIChatWriter(ChunkWriter):
             message["reasoning_content"] = delta.reasoning
         if delta.content:
             message["content"] = delta.content
+            held.has_content = True
         if delta.tool_calls:
             first = held.calls
             held.calls += len(delta.tool_calls)
-            message["tool_calls"] = [{"index": first + at, **call} for at, call in enumerate(delta.tool_calls)]
+            calls = _with_custom_calls({"tool_calls": delta.tool_calls}, self.request)["tool_calls"]
+            message["tool_calls"] = [{"index": first + at, **call} for at, call in enumerate(calls)]
         return self._chunk(delta.index, message)
 
     def _last_chunk(self, index: int, choice: Choice) -> bytes:
         # The errors of its tool calls come with a choice's last chunk.
         errors = choice.interaction.output.get("tool_call_errors")
         message: Message = {"tool_call_errors": errors} if errors else {}
+        # As in a reply that is not streamed: the text of a reply without calls may be empty, but not null.
+        if not self._held[index].has_content and not self._held[index].calls:
+            message["content"] = ""
         return self._chunk(index, message, finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids)
 
     def _chunk(

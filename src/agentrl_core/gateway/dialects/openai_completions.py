@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
+from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply, ReplyHead
 from agentrl_core.gateway.dialects.fields import Fields, missing, wrong_type
 from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, SHARED, kept, parse_stop, shared, shared_options
 from agentrl_core.gateway.dialects.openai_replies import ChunkWriter, completion, openai_error
@@ -74,9 +74,9 @@ class Completions:
         choices = [_choice(index, choice, reply, decode) for index, choice in enumerate(reply.choices)]
         return completion(reply, _KIND, choices)
 
-    def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> CompletionsWriter:  # noqa: ARG002 - told in the usage at the end
+    def writer(self, request: ChatRequest, head: ReplyHead, decode: Decode) -> CompletionsWriter:
         """Build the encoder of a streamed reply."""
-        return CompletionsWriter(request=request, reply_id=reply_id, created=int(time.time()), decode=decode)
+        return CompletionsWriter(request=request, reply_id=head.id, created=int(time.time()), decode=decode)
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Build the body of a refusal."""

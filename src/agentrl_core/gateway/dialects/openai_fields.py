@@ -9,7 +9,18 @@ import orjson
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ToolChoice
 from agentrl_core.gateway.dialects.fields import wrong_type
-from agentrl_core.gateway.dialects.shape import accepted, anything, either, flag, integer, listed, number, one_of, text
+from agentrl_core.gateway.dialects.shape import (
+    accepted,
+    anything,
+    either,
+    flag,
+    integer,
+    listed,
+    number,
+    one_of,
+    shaped,
+    text,
+)
 from agentrl_core.types import MOST_TOP_LOGPROBS, Grammar
 
 if TYPE_CHECKING:
@@ -56,6 +67,13 @@ SHARED: Mapping[str, Schema] = {
 }
 """Fields of chat completions that other APIs have, too."""
 
+_SCHEMA = shaped({"schema": anything("JSON schema of the reply's text.")})
+RESPONSE_FORMAT = either(
+    shaped({"type": one_of("text", "json_object")}),
+    shaped({"type": one_of("json_schema"), "json_schema": _SCHEMA}),
+    about="Form of the reply's text: any, a JSON object, or JSON of a schema.",
+)
+
 
 def shared(*names: str) -> dict[str, Schema]:
     """Return some of the shared fields."""
@@ -99,7 +117,7 @@ def parse_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolCho
         if mode in ("auto", "required") and isinstance(listed, list) and listed:
             names = _known([_name_in(item) for item in listed], tools)
             return ToolChoice(names=names) if mode == "auto" else _required(names, tools)
-    elif isinstance(value, dict) and kind in (None, "function"):
+    elif isinstance(value, dict) and kind in (None, "function", "custom"):
         return _required(_known([_name_in(value)], tools), tools)
     raise _wrong_choice(
         'must be "auto", "none", "required", {"type": "function", "function": {"name": …}} or '
@@ -114,7 +132,9 @@ def _required(names: tuple[str, ...], tools: Sequence[Mapping[str, Any]]) -> Too
 
 
 def _name_in(choice: Any) -> str:
-    function = choice.get("function") if isinstance(choice, dict) else None
+    function = (
+        choice.get("custom" if choice.get("type") == "custom" else "function") if isinstance(choice, dict) else None
+    )
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise _wrong_choice('must name a tool as {"type": "function", "function": {"name": …}}')

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import custom_arguments, custom_input
+from agentrl_core.gateway.dialects.client_tools import ClientTools
 from agentrl_core.gateway.dialects.fields import missing, text_of, wrong_type
 from agentrl_core.gateway.dialects.shape import accepted, either, listed, one_of, shaped, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agentrl_core.gateway.call_types import ToolForm
     from agentrl_core.types import Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _OPTIONAL_TEXTS = ("name", "reasoning_content")
 
-CALL = shaped({"function": shaped({"name": text()}, arguments=text())}, id=text(), type=one_of("function"))
+CALL = either(
+    shaped({"function": shaped({"name": text()}, arguments=text())}, id=text(), type=one_of("function")),
+    shaped({"custom": shaped({"name": text(), "input": text()}), "type": one_of("custom")}, id=text()),
+)
 MESSAGES = listed(
     accepted(
         {"role": one_of(*_ROLES)},
@@ -30,7 +36,14 @@ MESSAGES = listed(
     "The conversation so far.",
     minItems=1,
 )
-TOOLS = listed(shaped({"function": shaped({"name": text()})}, type=one_of("function")), "Tools that may be called.")
+_NAMED = shaped({"name": text()})
+TOOLS = listed(
+    either(
+        shaped({"function": _NAMED}, type=one_of("function")),
+        shaped({"type": one_of("custom"), "custom": _NAMED}),
+    ),
+    "Tools that may be called.",
+)
 
 
 def parse_messages(value: Any) -> tuple[Message, ...]:
@@ -46,17 +59,31 @@ def parse_messages(value: Any) -> tuple[Message, ...]:
     return tuple([_plain(item) or _message(item, f"messages[{index}]") for index, item in enumerate(value)])
 
 
-def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Check a list of function tools."""
+def parse_tools(value: Any) -> ClientTools:
+    """Check a list of functions and custom tools."""
+    tools = ClientTools()
     if value is None:
-        return ()
+        return tools
     if not isinstance(value, list):
         raise wrong_type("tools", "must be a list of tools")
     for index, tool in enumerate(value):
+        if isinstance(tool, dict) and tool.get("type") == "custom":
+            tools.add_custom(tool.get("custom"), f"tools[{index}].custom")
+            continue
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise wrong_type(f"tools[{index}]", 'must look like {"type": "function", "function": {"name": …}}')
-    return tuple(value)
+        tools.functions.append(tool)
+    tools.check_names()
+    return tools
+
+
+def call_of(call: Mapping[str, Any], forms: Mapping[str, ToolForm]) -> Mapping[str, Any]:
+    """Return a call as a reply has it: that of a custom tool has the tool's input."""
+    form = forms.get(call["function"]["name"])
+    if form is None:
+        return call
+    return {"id": call["id"], "type": "custom", "custom": {"name": form.name, "input": custom_input(call)}}
 
 
 def _plain(raw: Any) -> Message | None:
@@ -143,6 +170,8 @@ def _part(part: Any, where: str) -> str | dict[str, Any]:
 
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(call, dict) and call.get("type") == "custom" and isinstance(custom := call.get("custom"), dict):
+        function = {**custom, "arguments": custom_arguments(text_of(custom, "input", f"{where}.custom"))}
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise wrong_type(where, 'must look like {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
     arguments = function.get("arguments")

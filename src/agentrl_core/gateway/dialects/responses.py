@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest
+from agentrl_core.gateway.dialects.client_tools import TOOL_FORMS
 from agentrl_core.gateway.dialects.fields import Fields, wrong_type
 from agentrl_core.gateway.dialects.openai_fields import SHARED, kept, parse_stop, shared, shared_options
 from agentrl_core.gateway.dialects.openai_replies import openai_error
 from agentrl_core.gateway.dialects.responses_fields import (
     REFUSED,
+    TEXT,
     TOOLS,
     parse_choice,
     parse_include,
@@ -23,7 +25,7 @@ from agentrl_core.gateway.dialects.responses_fields import (
     parse_thinking,
     parse_tools,
     refuse_unsupported,
-    tool_of,
+    tools_of,
 )
 from agentrl_core.gateway.dialects.responses_input import INPUT, parse_input
 from agentrl_core.gateway.dialects.responses_output import ECHOED, ID_PREFIX, echo_of, frame, response_of
@@ -34,7 +36,7 @@ from agentrl_core.gateway.history.ledger import INSTRUCTIONS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentrl_core.gateway.call_types import Decode, Reply
+    from agentrl_core.gateway.call_types import Decode, Reply, ReplyHead
 
 _TRUNCATIONS = ("auto", "disabled")
 _REPEATED_TEXTS = ("user", "prompt_cache_key", "safety_identifier")
@@ -48,7 +50,7 @@ REQUEST = accepted(
     instructions=text("System prompt of this response; not part of the conversation that later ones continue."),
     previous_response_id=text("Earlier response of this session that the input continues."),
     tools=TOOLS,
-    text=anything("Form of the reply's text, in `format`: any, a JSON object, or JSON of a schema."),
+    text=TEXT,
     reasoning=anything("Reasoning options; an `effort` of none or minimal turns thinking off."),
     include=listed(text(), "Further parts of the reply: `message.output_text.logprobs`."),
     max_output_tokens=SHARED["max_tokens"],
@@ -71,12 +73,14 @@ class OpenAIResponses:
         fields = Fields(body, REQUEST)
         # Taken from the body before the fields are read, as the response repeats them unchanged.
         asked = {name: body[name] for name in ECHOED if body.get(name) is not None}
+        unknown = {name: value for name, value in fields.rest().items() if name != TOOL_FORMS}
         refuse_unsupported(fields)
         messages, replies = parse_input(fields.take("input"))
         instructions = fields.text("instructions")
         if instructions:
             messages = ({"role": "system", "content": instructions, INSTRUCTIONS: True}, *messages)
-        tools = parse_tools(fields.take("tools"))
+        declared = parse_tools(fields.take("tools"))
+        tools = tuple(declared.functions)
         logprobs, top = parse_include(fields.take("include")), fields.integer("top_logprobs")
         # Checked for its type only: this API's streams have no options with an effect here.
         fields.inside("stream_options")
@@ -88,6 +92,8 @@ class OpenAIResponses:
             previous=fields.text("previous_response_id"),
             shown=frozenset(f"{ID_PREFIX}{reply}" for reply in replies),
             tools=tools,
+            tool_forms=declared.forms,
+            hosted_tools=declared.hosted,
             tool_choice=parse_choice(fields.take("tool_choice"), tools),
             parallel_tool_calls=parallel,
             grammar=parse_text_format(fields.take("text")),
@@ -98,17 +104,17 @@ class OpenAIResponses:
             logprobs=logprobs,
             top_logprobs=top or 0 if logprobs else 0,
             return_token_ids=fields.flag("return_token_ids") or headers.get("return_token_ids") in {"1", "true"},
-            echo={**echo_of(asked), "instructions": instructions, "tools": [tool_of(tool) for tool in tools]},
-            ignored=kept({**asked, **fields.rest()}),
+            echo={**echo_of(asked), "instructions": instructions, "tools": tools_of(tools, declared.forms)},
+            ignored={**kept({**asked, **unknown}), **declared.note()},
         )
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:
         """Build the body of a reply that is not streamed."""
         return response_of(reply, decode)
 
-    def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> ResponsesWriter:  # noqa: ARG002 - told in the usage at the end
+    def writer(self, request: ChatRequest, head: ReplyHead, decode: Decode) -> ResponsesWriter:
         """Build the encoder of a streamed reply."""
-        begun = frame(reply_id, request.echo, model=request.model, created_at=int(time.time()))
+        begun = frame(head, request.echo, model=request.model, created_at=int(time.time()))
         return ResponsesWriter(request=request, begun=begun, decode=decode)
 
     def error(self, error: RequestError) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.dialects.fields import missing, wrong_type
+from agentrl_core.gateway.call_types import custom_arguments
+from agentrl_core.gateway.dialects.client_tools import flat_name
+from agentrl_core.gateway.dialects.fields import missing, text_of, wrong_type
 from agentrl_core.gateway.dialects.openai_messages import image_part
 from agentrl_core.gateway.dialects.shape import anything, either, listed, text
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _REASONING, _MESSAGE, _CALL = range(3)
 """Ranks of item kinds, in the order in which a reply has them."""
-_ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{32})(?:_\d+)?")
+_ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 INPUT = either(text(), listed(anything(), minItems=1), about="Text, or the items that follow the earlier response.")
@@ -85,9 +87,9 @@ class _Conversation:
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             self._add_message(item, where)
-        elif kind == "function_call":
+        elif kind in ("function_call", "custom_tool_call"):
             self._turn(item, _CALL).setdefault("tool_calls", []).append(_call(item, where))
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output"), f"{where}.output")
             self._append({"role": "tool", "content": content, "tool_call_id": _text(item, "call_id", where)})
         elif kind == "reasoning":
@@ -99,7 +101,7 @@ class _Conversation:
                 400,
                 "unsupported_content",
                 f"{where}: items of type {kind!r} are not supported; use message, function_call, "
-                "function_call_output, reasoning or item_reference",
+                "function_call_output, custom_tool_call, custom_tool_call_output, reasoning or item_reference",
                 param=where,
             )
 
@@ -169,16 +171,20 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 
 def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
-    arguments = item.get("arguments")
+    if item["type"] == "custom_tool_call":
+        arguments: Any = custom_arguments(_text(item, "input", where))
+    else:
+        arguments = item.get("arguments")
     # Some frameworks send the object itself.
     if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
     if not isinstance(arguments, str | None):
         raise wrong_type(f"{where}.arguments", "must be JSON text")
+    name = flat_name(_text(item, "name", where), text_of(item, "namespace", where))
     return {
         "id": _text(item, "call_id", where),
         "type": "function",
-        "function": {"name": _text(item, "name", where), "arguments": arguments or "{}"},
+        "function": {"name": name, "arguments": arguments or "{}"},
     }
 
 

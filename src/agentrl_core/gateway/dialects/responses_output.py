@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.gateway.call_types import custom_input
+from agentrl_core.gateway.dialects.client_tools import forms_of
 from agentrl_core.gateway.dialects.openai_replies import token_logprob
 from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.gateway.call_types import Decode, Reply
+    from agentrl_core.gateway.call_types import Decode, Reply, ReplyHead, ToolForm
     from agentrl_core.types import Interaction
 
 ID_PREFIX = "resp_"
@@ -41,20 +43,22 @@ ECHOED: Mapping[str, Any] = {
 
 def echo_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request fields that a response repeats, with defaults for those that the trace shortened."""
-    return {
-        name: asked[name] if name in asked and isinstance(asked[name], _kind_of(name)) else default
-        for name, default in ECHOED.items()
-    }
+    return {name: _echoed(default, asked.get(name)) for name, default in ECHOED.items()}
 
 
-def _kind_of(name: str) -> type | tuple[type, ...]:
-    return (str, dict) if name == "tool_choice" else dict if isinstance(ECHOED[name], dict) else object
+def _echoed(default: Any, value: Any) -> Any:
+    # An object that the trace shortened is text now.
+    if value is None or (isinstance(default, dict) and not isinstance(value, dict)):
+        return default
+    if not isinstance(default, dict):
+        return value
+    return {**default, **{name: inner for name, inner in value.items() if inner is not None}}
 
 
 def item_id(kind: str, response_id: str, number: int = 0) -> str:
-    """Return the id of an output item; `kind` is `rs` (reasoning), `msg` (message) or `fc` (call)."""
+    """Return the id of an output item; `kind` is `rs` (reasoning), `msg` (message), `fc` or `ctc` (calls)."""
     stem = f"{kind}_{response_id.removeprefix(ID_PREFIX)}"
-    return f"{stem}_{number}" if number or kind == "fc" else stem
+    return f"{stem}_{number}" if number or kind in ("fc", "ctc") else stem
 
 
 def reasoning_item(identity: str, text: str, status: str) -> dict[str, Any]:
@@ -78,19 +82,34 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
+def is_custom(call: Mapping[str, Any], forms: Mapping[str, ToolForm]) -> bool:
+    """Return whether a call is one of a custom tool."""
+    form = forms.get(call["function"]["name"])
+    return form is not None and form.format is not None
+
+
+def call_id_kind(call: Mapping[str, Any], forms: Mapping[str, ToolForm]) -> str:
+    """Return the kind of a call's item, for `item_id`."""
+    return "ctc" if is_custom(call, forms) else "fc"
+
+
 def call_item(
-    identity: str, call: Mapping[str, Any], status: str = "completed", arguments: str | None = None
+    identity: str, call: Mapping[str, Any], forms: Mapping[str, ToolForm], *, begun: bool = False
 ) -> dict[str, Any]:
-    """Build the item of a tool call, with `arguments` in place of the call's own if given."""
+    """Build the item of a tool call; one that has only `begun` has no arguments yet."""
     function = call["function"]
-    return {
+    form = forms.get(function["name"])
+    item = {
         "id": identity,
-        "type": "function_call",
         "call_id": call["id"],
-        "name": function["name"],
-        "arguments": function["arguments"] if arguments is None else arguments,
-        "status": status,
+        "name": function["name"] if form is None else form.name,
+        "status": "in_progress" if begun else "completed",
     }
+    if form is not None and form.namespace:
+        item["namespace"] = form.namespace
+    if is_custom(call, forms):
+        return {**item, "type": "custom_tool_call", "input": "" if begun else custom_input(call)}
+    return {**item, "type": "function_call", "arguments": "" if begun else function["arguments"]}
 
 
 def has_message(interaction: Interaction) -> bool:
@@ -115,11 +134,13 @@ def output_items(interaction: Interaction, logprobs: Sequence[Mapping[str, Any]]
     if has_message(interaction):
         part = text_part(output.get("content") or "", logprobs)
         items.append(message_item(item_id("msg", response_id), [part], "completed"))
+    calls, forms = output.get("tool_calls", ()), forms_of(interaction)
     items += [
-        call_item(item_id("fc", response_id, number), call) for number, call in enumerate(output.get("tool_calls", ()))
+        call_item(item_id(call_id_kind(call, forms), response_id, number), call, forms)
+        for number, call in enumerate(calls)
     ]
     # A call is only among the items if it was complete, so the cut never falls into one.
-    if interaction.finish_reason is FinishReason.LENGTH and items[-1]["type"] != "function_call":
+    if interaction.finish_reason is FinishReason.LENGTH and not calls:
         items[-1]["status"] = "incomplete"
     return items
 
@@ -134,15 +155,16 @@ def response_of(reply: Reply, decode: Decode) -> dict[str, Any]:
         logprobs = choice.upstream_logprobs or logprobs_of(
             interaction.output_ids, interaction.logprobs, choice.top_logprobs, decode
         )
-    body = frame(reply.id, request.echo, model=request.model, created_at=int(interaction.started_at))
+    body = frame(reply.head, request.echo, model=request.model, created_at=int(interaction.started_at))
     body |= {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "completed_at": None if cut else int(interaction.finished_at),
         "output": output_items(interaction, logprobs),
-        "temperature": interaction.sampling.temperature,
-        "top_p": interaction.sampling.top_p,
-        "usage": {
+        # The counts of a stored upstream's reply are unknown, and zeros would be wrong.
+        "usage": None
+        if interaction.upstream and choice.upstream_usage is None
+        else {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.output_tokens,
@@ -157,10 +179,10 @@ def response_of(reply: Reply, decode: Decode) -> dict[str, Any]:
     return body
 
 
-def frame(response_id: str, echo: Mapping[str, Any], *, model: str, created_at: int) -> dict[str, Any]:
-    """Build a response before its first token, with no output; sampling parameters are filled in at its end."""
+def frame(head: ReplyHead, echo: Mapping[str, Any], *, model: str, created_at: int) -> dict[str, Any]:
+    """Build a response before its first token, with no output."""
     return {
-        "id": response_id,
+        "id": head.id,
         "object": "response",
         "created_at": created_at,
         "status": "in_progress",
@@ -170,8 +192,11 @@ def frame(response_id: str, echo: Mapping[str, Any], *, model: str, created_at: 
         "model": model,
         "output": [],
         "service_tier": "default",
-        "temperature": None,
-        "top_p": None,
+        "temperature": head.sampling.temperature,
+        "top_p": head.sampling.top_p,
+        # Penalties are never applied, whatever the request says.
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "usage": None,
         **echo,
     }

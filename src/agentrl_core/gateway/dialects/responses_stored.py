@@ -6,17 +6,22 @@ This is the Responses API's server-side state: `GET /v1/responses/…` and `item
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, Choice, Reply
-from agentrl_core.gateway.dialects.responses_fields import tool_of
+from agentrl_core.gateway.dialects.client_tools import forms_of
+from agentrl_core.gateway.dialects.responses_fields import parse_include, tools_of
 from agentrl_core.gateway.dialects.responses_input import reply_of
-from agentrl_core.gateway.dialects.responses_output import ID_PREFIX, call_item, echo_of, output_items, response_of
+from agentrl_core.gateway.dialects.responses_output import ID_PREFIX, call_item, echo_of, is_custom, output_items
 from agentrl_core.gateway.history.ledger import INSTRUCTIONS
 from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from agentrl_core.chat.facade import Chat
+    from agentrl_core.gateway.call_types import ToolForm
     from agentrl_core.gateway.history.ledger import CallNode, Ledger
     from agentrl_core.types import Message
 
@@ -33,11 +38,13 @@ def with_referenced_items(body: Any, ledger: Ledger) -> Any:
     return {**body, "input": found}
 
 
-def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, Any]:
-    """Rebuild a response, without its log-probabilities and without the token counts of an upstream's response.
+def stored_reply(response_id: str, query: str, ledger: Ledger, chat: Chat) -> Reply:
+    """Rebuild the reply of a response, to be sent as the query of its URL says.
 
-    `RequestError` (404) if this session has no such response.
+    `top_logprobs` and the token counts of upstreams are not stored. `RequestError` (404) if this session has no such
+    response, (400) for a query that is wrong.
     """
+    stream, logprobs = _parse_query(query)
     node = _stored(response_id, ledger)
     interaction = node.interaction
     thoughts = interaction.output.get("reasoning_content")
@@ -45,7 +52,7 @@ def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, A
     echo = {
         **echo_of(interaction.requested),
         "instructions": instructions,
-        "tools": [tool_of(tool) for tool in interaction.tools],
+        "tools": tools_of(interaction.tools, forms_of(interaction)),
     }
     choice = Choice(
         interaction=interaction,
@@ -53,10 +60,32 @@ def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, A
         finish_reason="length" if interaction.finish_reason is FinishReason.LENGTH else "stop",
         reasoning_tokens=len(chat.encode(thoughts)) if thoughts else 0,
     )
-    reply = Reply(request=ChatRequest(api="responses", model=interaction.model, echo=echo), choices=(choice,))
-    body = response_of(reply, chat.decode)
-    # An upstream's counts are not stored, and zeros would be wrong.
-    return {**body, "usage": None} if interaction.upstream else body
+    request = ChatRequest(
+        api="responses",
+        model=interaction.model,
+        tool_forms=forms_of(interaction),
+        echo=echo,
+        stream=stream,
+        logprobs=logprobs,
+    )
+    return Reply(request=request, choices=(choice,))
+
+
+def _parse_query(query: str) -> tuple[bool, bool]:
+    """Return whether a query asks for a stream, and for log-probabilities."""
+    asked = parse_qs(query)
+    stream = asked.get("stream", ["false"])[-1]
+    if stream not in ("true", "false"):
+        raise RequestError(400, "invalid_value", f"stream must be true or false, not {stream!r:.40}", param="stream")
+    # The parts of a stored reply are not those in which it was streamed, so no number of theirs tells a place.
+    if "starting_after" in asked:
+        raise RequestError(
+            400,
+            "unsupported_parameter",
+            "starting_after is not supported: leave it out, and read the stream from its beginning",
+            param="starting_after",
+        )
+    return stream == "true", parse_include([*asked.get("include", ()), *asked.get("include[]", ())])
 
 
 def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:
@@ -66,9 +95,11 @@ def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:
     """
     node = _stored(response_id, ledger)
     items: list[dict[str, Any]] = []
+    forms, custom = forms_of(node.interaction), set[str]()
     for message in _messages(node):
         if not message.get(INSTRUCTIONS):
-            items += _items(message, f"{response_id.removeprefix(ID_PREFIX)}_in{len(items)}")
+            items += _items(message, f"{response_id.removeprefix(ID_PREFIX)}_in{len(items)}", forms, custom)
+            custom |= {call["id"] for call in message.get("tool_calls", ()) if is_custom(call, forms)}
     # OpenAI's API lists input items in descending order by default.
     items.reverse()
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
@@ -115,8 +146,10 @@ def _referenced(identity: Any, ledger: Ledger, where: str) -> dict[str, Any]:
     )
 
 
-def _items(message: Message, identity: str) -> list[dict[str, Any]]:
-    """Convert a message back to input items."""
+def _items(
+    message: Message, identity: str, forms: Mapping[str, ToolForm], custom: Collection[str]
+) -> list[dict[str, Any]]:
+    """Convert a message back to input items; `custom` are the ids of the calls of custom tools so far."""
     role, content = message["role"], message.get("content") or ""
     kind = "output_text" if role == "assistant" else "input_text"
     parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -129,11 +162,13 @@ def _items(message: Message, identity: str) -> list[dict[str, Any]]:
     if role == "tool":
         output = content if isinstance(content, str) else written
         call_id = message.get("tool_call_id", "")
-        return [{"id": f"fco_{identity}", "type": "function_call_output", "call_id": call_id, "output": output}]
+        kind = "custom_tool_call_output" if call_id in custom else "function_call_output"
+        item = {"id": f"fco_{identity}", "type": kind, "call_id": call_id}
+        return [{**item, "output": output, "status": "completed"}]
     items: list[dict[str, Any]] = []
     if content or not message.get("tool_calls"):
         items.append(
             {"id": f"msg_{identity}", "type": "message", "role": role, "status": "completed", "content": written}
         )
     calls = message.get("tool_calls", ())
-    return items + [call_item(f"fc_{identity}_{number}", call) for number, call in enumerate(calls)]
+    return items + [call_item(f"fc_{identity}_{number}", call, forms) for number, call in enumerate(calls)]

@@ -9,8 +9,10 @@ import orjson
 
 from agentrl_core.gateway.dialects.openai_replies import openai_error
 from agentrl_core.gateway.dialects.responses_output import (
+    call_id_kind,
     call_item,
     has_message,
+    is_custom,
     item_id,
     logprobs_of,
     message_item,
@@ -114,10 +116,10 @@ class ResponsesWriter:
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
-    def _place(self, kind: str) -> dict[str, Any]:
-        """Return the id and the output index of a new item, and count it."""
+    def _place(self, kind: str, id_kind: str = "") -> dict[str, Any]:
+        """Return the id and the output index of a new item, and count it; the id may name a kind of its own."""
         place = {
-            "item_id": item_id(kind, self.begun["id"], self._counts[kind]),
+            "item_id": item_id(id_kind or kind, self.begun["id"], self._counts[kind]),
             "output_index": sum(self._counts.values()),
         }
         self._counts[kind] += 1
@@ -171,15 +173,20 @@ class ResponsesWriter:
         )
 
     def _call(self, call: Mapping[str, Any]) -> bytes:
-        place = self._place("fc")
-        at, arguments = place["output_index"], call["function"]["arguments"]
-        begun = call_item(place["item_id"], call, "in_progress", arguments="")
-        name = call["function"]["name"]
+        forms = self.request.tool_forms
+        place = self._place("fc", call_id_kind(call, forms))
+        begun = call_item(place["item_id"], call, forms, begun=True)
+        item = call_item(place["item_id"], call, forms)
+        if is_custom(call, forms):
+            kind, text, done = "custom_tool_call_input", item["input"], {"input": item["input"]}
+        else:
+            kind, text = "function_call_arguments", item["arguments"]
+            done = {"name": item["name"], "arguments": text}
         return b"".join(
             [
-                self._event("response.output_item.added", output_index=at, item=begun),
-                self._event("response.function_call_arguments.delta", **place, delta=arguments),
-                self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments),
-                self._event("response.output_item.done", output_index=at, item=call_item(place["item_id"], call)),
+                self._event("response.output_item.added", output_index=place["output_index"], item=begun),
+                self._event(f"response.{kind}.delta", **place, delta=text),
+                self._event(f"response.{kind}.done", **place, **done),
+                self._event("response.output_item.done", output_index=place["output_index"], item=item),
             ]
         )

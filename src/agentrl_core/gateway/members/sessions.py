@@ -70,7 +70,8 @@ class MemberSessions:
     ) -> Session:
         """Open a record's session for a member, or return the open one.
 
-        `RequestError` (410) if it is closed, or if the member has left or was declared lost.
+        `RequestError` (410) if it is closed, or if the member has left or was declared lost; (409) if the store has no
+        such record of this run.
         """
         with self._lock:
             held = self._held.get(record.id)
@@ -80,6 +81,10 @@ class MemberSessions:
                 raise RequestError(410, "session_ended", f"the session of record {record.id} was closed")
         if held is not None:
             return held.session
+        # Storing a call of an unknown record would fail, which counts as the failure of the store and of this server.
+        known = [episode.record.run_id for episode in await self._store.episodes([record.id])]
+        if known != [record.run_id]:
+            raise _unknown_record(record)
         session = await self._open(record, seed_key, sampling)
         with self._lock:
             # The same request may have come twice at once, and the member may have gone meanwhile.
@@ -148,6 +153,14 @@ class MemberSessions:
 
 def _member_gone(member_id: str) -> RequestError:
     return RequestError(410, "member_gone", f"member {member_id} has left the run or was declared lost; join it again")
+
+
+def _unknown_record(record: Record) -> RequestError:
+    return RequestError(
+        409,
+        "unknown_record",
+        f"the run {record.run_id[:100]} has no record {record.id[:100]}; store it before its session",
+    )
 
 
 def _unknown_session(record_id: str) -> RequestError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -74,6 +74,12 @@ _MESSAGE = shaped({"role": one_of("assistant"), "content": _MAYBE_TEXT}, tool_ca
 _MODEL = shaped({"id": _ID, "object": one_of("model")})
 _LISTED = shaped({"session_id": _ID, "task_id": _ID, "state": one_of("open", "ended"), "interaction_count": _COUNT})
 
+_ITEMS = ("reasoning", "message", "function_call", "custom_tool_call")
+_RETRIEVAL = {
+    "stream": {"type": "boolean", "description": "Whether the response comes as server-sent events."},
+    "include[]": listed(text(), "Further parts of the response: `message.output_text.logprobs`."),
+}
+
 _REPLIES = {
     "ChatReply": shaped(
         {
@@ -97,7 +103,7 @@ _REPLIES = {
             "created_at": _COUNT,
             "status": one_of("completed", "incomplete"),
             "model": _TEXT,
-            "output": listed(shaped({"id": _ID, "type": one_of("reasoning", "message", "function_call")})),
+            "output": listed(shaped({"id": _ID, "type": one_of(*_ITEMS)})),
             "usage": shaped({"input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT}),
         }
     ),
@@ -175,7 +181,7 @@ def _paths() -> dict[str, Any]:
         "/v1/responses": _call("responses", "Responses"),
         "/v1/messages": _call("messages", "Messages", "AnthropicError"),
         "/v1/messages/count_tokens": {"post": _operation(*count)},
-        "/v1/responses/{response_id}": _get(shown, "ResponsesReply", "response_id"),
+        "/v1/responses/{response_id}": _get(shown, "ResponsesReply", "response_id", query=_RETRIEVAL),
         "/v1/responses/{response_id}/input_items": _get(items, "Items", "response_id"),
         "/v1/models": _get("List the models", "Models"),
         "/v1/models/{name}": _get("Describe a model", "Model", "name"),
@@ -203,9 +209,7 @@ def _call(name: str, api: str, error: str = "OpenaiError") -> dict[str, Any]:
     """Describe the route of an API's LLM calls."""
     summary = f"Ask for a reply: /v1/{name.replace('_', '/')}"
     operation = _operation(summary, f"call_{name}", f"{api}Reply", _CALL_REFUSALS, f"{api}Request", error)
-    done = operation["responses"]["200"]
-    done["description"] = "The reply; server-sent events if `stream` is true."
-    done["content"] |= _content("Event", "text/event-stream")
+    _stream(operation)
     headers = [
         {"in": "header", "name": name, "schema": schema, "description": schema["description"]}
         for name, schema in _CALL_HEADERS.items()
@@ -213,10 +217,21 @@ def _call(name: str, api: str, error: str = "OpenaiError") -> dict[str, Any]:
     return {"post": {**operation, "parameters": headers}}
 
 
-def _get(summary: str, reply: str, *in_path: str) -> dict[str, Any]:
+def _get(summary: str, reply: str, *in_path: str, query: Mapping[str, Schema] | None = None) -> dict[str, Any]:
     name = "_".join(word for word in summary.lower().replace(",", "").split() if word.isalpha())
+    operation = _operation(summary, name, reply, _GET_REFUSALS)
     parameters = [{"name": name, "in": "path", "required": True, "schema": text(pattern="^[^/]+$")} for name in in_path]
-    return {"get": {**_operation(summary, name, reply, _GET_REFUSALS), "parameters": parameters}}
+    if query is not None:
+        _stream(operation)
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+    return {"get": {**operation, "parameters": parameters}}
+
+
+def _stream(operation: Mapping[str, Any]) -> None:
+    """Add server-sent events to the replies of an operation."""
+    done = operation["responses"]["200"]
+    done["description"] = "The reply; server-sent events if `stream` is true."
+    done["content"] |= _content("Event", "text/event-stream")
 
 
 def _post(summary: str, name: str, reply: str, request: str | None = None) -> dict[str, Any]:

@@ -17,12 +17,14 @@ from agentrl_core.gateway.dialects.model_list import describe_model, list_models
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
 from agentrl_core.gateway.dialects.openai_completions import Completions
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
-from agentrl_core.gateway.dialects.responses_stored import stored_input, stored_response
+from agentrl_core.gateway.dialects.responses_output import ID_PREFIX
+from agentrl_core.gateway.dialects.responses_stored import stored_input, stored_reply
 from agentrl_core.gateway.serving.openapi import document
 from agentrl_core.gateway.serving.web import (
     MAX_BODY_BYTES,
     HttpRequest,
     HttpResponse,
+    MethodNotAllowedError,
     Page,
     decode_body,
     json_response,
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 _PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?+(?:/v1)*+(?P<route>/.*)?", re.DOTALL)
 _TOKEN = re.compile(r"(/s/)[^/]+")
 _LONGEST_QUOTE = 200
+_RESPONSE = re.compile(r"/responses/[^/]+(?:/input_items)?")
+_ACTION = re.compile(rf"/responses/(?!{ID_PREFIX})[^/]+|/models/.*:[^/]*", re.DOTALL)
+"""Routes of POST that other servers have, such as `/responses/compact`: they look like a response's or a model's."""
 _MESSAGES = "/messages"
 _RESPONSES = "/responses"
 _MODELS = "/models"
@@ -138,17 +143,18 @@ class Router:
             self._session(request)
 
     def _page(self, request: HttpRequest, route: str) -> Page:
-        # Routes that end in an id are not in the table.
+        # Routes with an id are not in the table.
         page = self._pages.get(route)
-        if page is None and route.startswith(f"{_RESPONSES}/"):
+        is_action = request.method == "POST" and _ACTION.fullmatch(route)
+        if page is None and _RESPONSE.fullmatch(route) and not is_action:
             page = self._response_page
-        if page is None and route.startswith(f"{_MODELS}/"):
+        if page is None and route.startswith(f"{_MODELS}/") and not is_action:
             page = self._model_page
         if page is None:
-            raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {_shown(route)}")
+            raise _unknown(request, route)
         if page is self._response_page and request.method == "DELETE":
-            raise RequestError(
-                405, "method_not_allowed", "a response is part of its episode's record and cannot be deleted"
+            raise MethodNotAllowedError(
+                "a response is part of its episode's record and cannot be deleted", allowed=_methods(page.method)
             )
         _check_method(request, page.method)
         page.check(request)
@@ -175,7 +181,7 @@ class Router:
 
         def count() -> int:
             parsed = dialect.parse_count(decode_body(request.take_body()), request.headers)
-            (prompt,) = self._calls.prompts(session, parsed)
+            (prompt,) = self._calls.prompts(session, self._answerer.without_hosted_tools(parsed))
             return len(prompt.ids)
 
         try:
@@ -185,15 +191,14 @@ class Router:
         return json_response({"input_tokens": num_tokens})
 
     async def _response(self, request: HttpRequest) -> HttpResponse:
-        """Return an earlier response of the session, or its input items."""
+        """Return an earlier response of the session, also as a stream, or its input items."""
         session = self._session(request)
         await self._admission.ready(session)
-        response_id, _, page = _split(request.path)[1].removeprefix(f"{_RESPONSES}/").partition("/")
-        if not page:
-            return json_response(stored_response(response_id, session.ledger, self._calls.chat))
-        if page != "input_items":
-            raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {_RESPONSES}/…/{page}")
-        return json_response(stored_input(response_id, session.ledger))
+        response_id, _, items = _split(request.path)[1].removeprefix(f"{_RESPONSES}/").partition("/")
+        if items:
+            return json_response(stored_input(response_id, session.ledger))
+        reply = stored_reply(response_id, request.query, session.ledger, self._calls.chat)
+        return self._answerer.respond(self._dialects[_RESPONSES], reply)
 
 
 def too_large(path: str) -> HttpResponse:
@@ -225,9 +230,23 @@ def _shown(route: str) -> str:
     return _TOKEN.sub(r"\1…", route)[:_LONGEST_QUOTE]
 
 
+def _unknown(request: HttpRequest, route: str) -> RequestError:
+    message = (
+        f"unknown URL: {request.method} {_shown(route)}; LLM calls are POST /v1/chat/completions, /v1/completions, "
+        "/v1/responses and /v1/messages, and GET /v1/openapi.json describes all routes"
+    )
+    return RequestError(404, "unknown_url", message)
+
+
+def _methods(method: str) -> str:
+    """Return the methods of a route, for the header `Allow`: whatever can be read has HEAD, too."""
+    return "GET, HEAD" if method == "GET" else method
+
+
 def _check_method(request: HttpRequest, allowed: str) -> None:
-    if request.method != allowed:
-        raise RequestError(405, "method_not_allowed", f"{request.method} is not allowed here; use {allowed}")
+    methods = _methods(allowed)
+    if request.method not in methods.split(", "):
+        raise MethodNotAllowedError(f"{request.method} is not allowed here; use {allowed}", allowed=methods)
 
 
 def _error_response(route: str, refusal: RequestError) -> HttpResponse:

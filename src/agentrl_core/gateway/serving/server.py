@@ -179,7 +179,8 @@ def _request(scope: Scope) -> HttpRequest:
     """Build a request from an ASGI scope; its body is read later."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     local = _is_local(scope["client"], headers)
-    return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=b"", local=local)
+    query = scope["query_string"].decode("latin-1")
+    return HttpRequest(method=scope["method"], path=scope["path"], query=query, headers=headers, body=b"", local=local)
 
 
 def _is_local(peer: tuple[str, int] | None, headers: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
+import attrs
 import httpx2
 
 from agentrl_core.gateway.serving.routes import too_large
@@ -48,7 +49,14 @@ class InProcessTransport(httpx2.AsyncBaseTransport):
         if len(body) > MAX_BODY_BYTES:
             return too_large(request.url.path)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return await self._handle(HttpRequest(method=request.method, path=request.url.path, headers=headers, body=body))
+        url = request.url
+        response = await self._handle(
+            HttpRequest(
+                method=request.method, path=url.path, query=url.query.decode("latin-1"), headers=headers, body=body
+            )
+        )
+        # A response to HEAD has no body; over a socket, uvicorn leaves it out.
+        return attrs.evolve(response, body=b"") if request.method == "HEAD" else response
 
 
 class _Stream(httpx2.AsyncByteStream):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import orjson
@@ -32,9 +32,18 @@ MAX_VALUES = 1_000_000
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _PIECE_BYTES = 2**20
 _GZIP = b"\x1f\x8b"
-_JSON = (("content-type", "application/json"),)
-EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+_JSON: Headers = (("content-type", "application/json"),)
+EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 """Headers of a streamed response."""
+
+
+class MethodNotAllowedError(RequestError):
+    """Request (405) for a route that has other methods, which the header `Allow` of its response names."""
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(405, "method_not_allowed", message)
+        self.allowed = allowed
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -44,6 +53,8 @@ class HttpRequest:
     method: str
     path: str = attrs.field(repr=False)
     """Path of the URL; not shown, as it may contain a session's token."""
+    query: str = ""
+    """Query of the URL, without the question mark."""
     headers: Mapping[str, str] = attrs.field(repr=False)
     """Headers by lower-case name; not shown, as they contain keys."""
     body: bytes
@@ -64,7 +75,7 @@ class HttpResponse:
     """HTTP response, complete or streamed."""
 
     status: int = 200
-    headers: tuple[tuple[str, str], ...] = _JSON
+    headers: Headers = _JSON
     body: bytes | AsyncGenerator[bytes, None]
     """Body; the receiver of a stream closes it, and closing it early aborts the generation."""
 
@@ -187,13 +198,16 @@ def _is_deeper(value: Any, limit: int) -> bool:
 
 
 def refused(dialect: Dialect, refusal: RequestError) -> HttpResponse:
-    """Build the response of a refusal in the format of its API, with `Retry-After` if the error has a time."""
-    wait = refusal.retry_after_s
+    """Build the response of a refusal in the format of its API, with the headers that belong to its status."""
+    headers = [*_JSON]
     # HTTP allows whole seconds only; rounded up, so that no retry comes too early.
-    after = () if wait is None else (("retry-after", str(math.ceil(wait))),)
-    return HttpResponse(status=refusal.status, headers=(*_JSON, *after), body=orjson.dumps(dialect.error(refusal)))
+    if refusal.retry_after_s is not None:
+        headers.append(("retry-after", str(math.ceil(refusal.retry_after_s))))
+    if isinstance(refusal, MethodNotAllowedError):
+        headers.append(("allow", refusal.allowed))
+    return HttpResponse(status=refusal.status, headers=tuple(headers), body=orjson.dumps(dialect.error(refusal)))
 
 
-def json_response(value: Any, *, status: int = 200) -> HttpResponse:
+def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> HttpResponse:
     """Build a response with a JSON body."""
-    return HttpResponse(status=status, body=orjson.dumps(value))
+    return HttpResponse(status=status, headers=(*_JSON, *headers), body=orjson.dumps(value))

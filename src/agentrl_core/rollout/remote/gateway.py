@@ -82,6 +82,8 @@ class RemoteGateway:
         self._reading_chat = asyncio.Lock()
         self._servers: dict[str, Server] = {}
         """Live serving members by id."""
+        self.takes_images = True
+        """Whether the policy's chat template takes images, as the servers have told."""
         self._sessions: dict[str, RemoteSession] = {}
         """Open sessions by token."""
         self._groups: dict[str, tuple[Server, int]] = {}
@@ -112,6 +114,7 @@ class RemoteGateway:
         live = {
             member.id: member for member in members if member.role == "serve" and member.state == "live" and member.url
         }
+        self.takes_images = all(member.report.get("takes_images", True) for member in live.values())
         gone, joined = self._servers.keys() - live.keys(), live.keys() - self._servers.keys()
         for member_id in gone:
             server = self._servers.pop(member_id)

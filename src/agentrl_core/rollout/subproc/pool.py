@@ -35,7 +35,7 @@ class WorkerPool(EpisodeSource):
     process.
     """
 
-    def __init__(self, launch: Launch, *, most: int) -> None:
+    def __init__(self, launch: Launch, *, most: int, notice: str = "") -> None:
         self._launch = launch
         self._free = asyncio.Semaphore(most)
         self._idle: list[WorkerProcess] = []
@@ -44,7 +44,7 @@ class WorkerPool(EpisodeSource):
         self._ending: set[asyncio.Task[None]] = set()
         self._abort = threading.Event()
         self._failed_starts = 0
-        self._name = ""
+        self._name, self.notice = "", notice
 
     def start(self) -> None:
         """Start the first worker and wait until it is ready; blocks. Raises `UsageError` or `RunError`."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _SHORTEST_LIMIT_S = 60.0
 """Least time that the first worker gets to load the workflow, even if the time limit of an episode is shorter."""
+_HIDDEN = (
+    "agents run in processes of their own, which cannot read this one: no debugger, no py-spy, no core dump, perhaps "
+    "no CUDA IPC (rollout.agent.subproc_hide_run: false allows them, for agents that you trust)"
+)
 
 
 def resolve_in_workers(
@@ -36,9 +40,9 @@ def resolve_in_workers(
     """Find, build and check a workflow in a first worker process; the caller must close the pool.
 
     Takes the arguments of `resolve_workflow`. An object is pickled once, a name is looked up in each worker. `block`
-    names distributions that must not plug in there. From this call on, other processes of this user, such as those of
-    agents, cannot read this process's memory and environment. Raises `UsageError` for a fault of the workflow or the
-    interpreter, `RunError` if a worker cannot start.
+    names distributions that must not plug in there. With `rollout.agent.subproc_hide_run`, other processes of this
+    user, such as those of agents, cannot read this process's memory and environment from now on. Raises
+    `UsageError` for a fault of the workflow or the interpreter, `RunError` if a worker cannot start.
     """
     if INSIDE in os.environ:
         raise ConfigError(
@@ -56,7 +60,7 @@ def resolve_in_workers(
         block=block,
     )
     # Before the first agent's process exists: it could otherwise read the admin key from /proc.
-    seal()
-    workers = WorkerPool(launch, most=rollout.agent.subproc_max_workers)
+    is_hidden = rollout.agent.subproc_hide_run and seal()
+    workers = WorkerPool(launch, most=rollout.agent.subproc_max_workers, notice=_HIDDEN if is_hidden else "")
     workers.start()
     return workers

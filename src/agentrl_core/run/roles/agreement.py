@@ -29,6 +29,7 @@ OPTIONS, TASKS = "options", "tasks"
 _SERVED = (
     "seed", "model", "sampling", "context",
     "gateway.history", "gateway.temperature", "gateway.tool_parser", "gateway.unseen_tools", "gateway.reasoning_parser",
+    "gateway.hosted_tools",
 )  # fmt: skip
 """Options that decide what a server answers."""
 _OWN = ("model.path",)

@@ -6,22 +6,22 @@ import asyncio
 import logging
 import math
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.concurrency.threads import call_on_thread
-from agentrl_core.errors import AgentRLError, MemberError, RunError
+from agentrl_core.errors import AgentRLError, RunError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.membership import Membership
 from agentrl_core.run.roles.agreement import check_agreement, new_member
-from agentrl_core.run.roles.joining import Commands, RunEnd, find_run, run_directory
+from agentrl_core.run.roles.joining import Commands, RunEnd, RunOver, find_run, run_directory
+from agentrl_core.run.roles.rejoining import rejoining
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
 from agentrl_core.run.threads import LoopThread
 
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REJOINS = 3
-"""Times that a process joins again after it was declared lost; those before a long membership do not count."""
-_LONG_LEASES = 10
-"""Leases after which a membership was long."""
 _TELL_S = 1.0
 """Seconds between two reports of counts; a report of something that others wait for is told at once."""
 
@@ -58,6 +54,7 @@ class Joining:
     notice: Callable[[str], None]
     asked_to_stop: Callable[[], None]
     command: Commands
+    end: RunEnd
 
 
 class Work(Protocol):
@@ -100,39 +97,26 @@ def take_part(
     """Take part in a run as a server or a sampler; block until the run has ended.
 
     Raises `UsageError` for a config that cannot work, `MemberError` if it differs from the run's, and `RunError` if the
-    run does not begin, or has no trainer, for longer than `roles.wait_s`. After Ctrl-C or SIGTERM the member gives back
-    its work and leaves.
+    run fails, or does not begin or has no trainer for longer than `roles.wait_s`. A run that is finished ends it at
+    once. After Ctrl-C or SIGTERM the member gives back its work and leaves.
 
     A process that was declared lost, for example because its machine was suspended, begins anew as another member, a
     few times in a row; then `MemberError` ends it.
     """
     loaded = configs.load(Path(config), overrides, name=name or None)
-    command = Commands.of(config, loaded)
-    Interruption().run(lambda interruption: _take_part_again(role, loaded, command, build, notice, interruption))
+    command = Commands.of(config, loaded, overrides)
 
-
-class _LostError(MemberError):
-    """The end of a membership that others declared lost."""
-
-
-def _take_part_again(
-    role: Role,
-    loaded: configs.LoadedConfig[configs.RunConfig],
-    command: Commands,
-    build: Callable[[Joining], Work],
-    notice: Callable[[str], None],
-    interruption: Interruption,
-) -> None:
-    tries, long_s = 0, _LONG_LEASES * loaded.run.rollout.lease_s
-    while True:
-        began = time.monotonic()
+    def work(interruption: Interruption) -> None:
         try:
-            return _take_part(role, loaded, command, build, notice, interruption)
-        except _LostError as error:
-            tries = 1 if time.monotonic() - began > long_s else tries + 1
-            if tries > _REJOINS:
-                raise
-            notice(f"{error}; joining again ({tries} of {_REJOINS})")
+            rejoining(
+                lambda: _take_part(role, loaded, command, build, notice, interruption),
+                lease_s=loaded.run.rollout.lease_s,
+                notice=notice,
+            )
+        except RunOver as over:
+            notice(str(over))
+
+    Interruption().run(work)
 
 
 def _take_part(
@@ -171,9 +155,12 @@ def _take_part(
             notice=notice,
             asked_to_stop=interruption.check,
             command=command,
+            end=RunEnd(run, loaded.run.roles.wait_s, notice, command),
         )
         try:
-            _work(joining, build(joining), RunEnd(run, loaded.run.roles.wait_s, notice, command))
+            _work(joining, build(joining))
+        except RunOver:
+            raise
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"interrupted: {member.name} has left run '{directory.name}'") from None
         except AgentRLError:
@@ -184,13 +171,13 @@ def _take_part(
             raise RunError(f"{type(error).__name__}: {error} (unexpected error; the traceback is in {log})") from error
 
 
-def _work(joining: Joining, work: Work, end: RunEnd) -> None:
+def _work(joining: Joining, work: Work) -> NoReturn:
     member = attrs.evolve(joining.member, url=work.url)
     failure = ""
 
     def report(_: Member) -> Mapping[str, Any]:
         told = {**member.report, **work.report()}
-        return {**told, "waits_for": told.get("waits_for") or end.waits_for, "error": failure}
+        return {**told, "waits_for": told.get("waits_for") or joining.end.waits_for, "error": failure}
 
     def check() -> None:
         joining.asked_to_stop()
@@ -205,27 +192,25 @@ def _work(joining: Joining, work: Work, end: RunEnd) -> None:
         work.begin(membership)
         joining.notice(f"{member.name} has joined run '{member.run_id}'")
         try:
-            ended = joining.loop.run(_stay(joining.store, member, membership, work, end), asked_to_stop=check)
+            joining.loop.run(_stay(joining, member, membership, work), asked_to_stop=check)
         except AgentRLError as error:
+            # What follows from the loss of the membership is told as that.
+            membership.check()
             # The trainer tells its user why it has no sampler, or no server, any more.
             failure = str(error)
-            if membership.is_lost:
-                raise _LostError(failure) from error
             membership.tell()
             raise
-    joining.notice(f"run '{member.run_id}' has ended: {ended}")
 
 
-async def _stay(store: Store, member: Member, membership: Membership, work: Work, end: RunEnd) -> str:
-    """Look at the run again and again until it has ended; return how."""
-    loop = asyncio.get_running_loop()
+async def _stay(joining: Joining, member: Member, membership: Membership, work: Work) -> NoReturn:
+    """Look at the run again and again, until an exception says that this member's work is done."""
+    loop, store = asyncio.get_running_loop(), joining.store
     told, told_at = _news(work), loop.time()
     while True:
         members = await store.members(member.run_id, live=True)
-        if ended := await end.look(members):
-            return ended
+        await joining.end.look(members)
         if (await store.control(member.run_id)).wanted == "stop":
-            return "stopped"
+            raise RunOver(member.run_id, "stopped")
         urgent = await work.look(members)
         if urgent or (loop.time() - told_at > _TELL_S and told != _news(work)):
             told, told_at = _news(work), loop.time()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.config.invocation import command_line
-from agentrl_core.errors import UsageError
+from agentrl_core.config.nodes import with_user_alone
+from agentrl_core.errors import RunError, UsageError
 from agentrl_core.plugins.options import construct
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.publication import check_through_place
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.run.components import RunComponents
+    from agentrl_core.stores.files import Writer
 
 
 @attrs.frozen(kw_only=True)
@@ -36,15 +38,28 @@ class Commands:
 
     config: str
     name: str
+    overrides: Sequence[str] = ()
+    """Overrides of this process, without passwords."""
 
     @classmethod
-    def of(cls, config: str | os.PathLike[str], loaded: LoadedConfig[RunConfig]) -> Commands:
-        """Return the command lines for a config file and the run that it names."""
-        return cls(config=str(config), name=loaded.run.name or "RUN")
+    def of(
+        cls, config: str | os.PathLike[str], loaded: LoadedConfig[RunConfig], overrides: Sequence[str] = ()
+    ) -> Commands:
+        """Return the command lines for a config file, the run that it names, and what overrides it."""
+        kept = [with_user_alone(override) for override in overrides]
+        return cls(config=str(config), name=loaded.run.name or "RUN", overrides=kept)
 
-    def __call__(self, role: Role) -> str:
-        """Return the command line of a role."""
-        return command_line(role, self.config, "--name", self.name)
+    def __call__(self, role: Role, *more: str) -> str:
+        """Return the command line of a role, with the overrides of this process and `more`."""
+        given = {override.partition("=")[0]: override for override in (*self.overrides, *more)}
+        return command_line(role, self.config, "--name", self.name, *given.values())
+
+
+class RunOver(Exception):  # noqa: N818  # it is the orderly end
+    """The run has ended as it should, and with it the work of a server or a sampler."""
+
+    def __init__(self, run_id: str, how: str) -> None:
+        super().__init__(f"run '{run_id}' has ended: {how}")
 
 
 @attrs.frozen(kw_only=True)
@@ -63,15 +78,15 @@ def run_directory(config: RunConfig) -> RunDirectory:
 
 
 def weights_place(
-    components: RunComponents, directory: RunDirectory, identity: str, *, writes: bool = False
+    components: RunComponents, directory: RunDirectory, identity: str, *, writer: Writer | None = None
 ) -> WeightsPlace:
     """Return the place of a run's published weights: `weights.place`, with a folder for each run, or the run's own.
 
-    With `writes`, versions are written as the section `weights` says, which raises `ConfigError` for what it cannot.
+    With a `writer`, versions are written as the section `weights` says, which raises `ConfigError` for what it cannot.
     """
     config = components.config.weights
     root = directory.weights(config.place, components.base_dir, identity)
-    if not writes:
+    if writer is None:
         return WeightsPlace(root)
     check_through_place(components)
     deltas = None
@@ -81,7 +96,7 @@ def weights_place(
         deltas = construct(
             DeltaWriter, options, name="delta", where=where, injected={"local": local_weights(components)}
         )
-    return WeightsPlace(root, dtype=config.dtype, deltas=deltas)
+    return WeightsPlace(root, dtype=config.dtype, deltas=deltas, writer=writer)
 
 
 def local_weights(components: RunComponents) -> Path | None:
@@ -91,7 +106,10 @@ def local_weights(components: RunComponents) -> Path | None:
 
 
 async def find_run(components: RunComponents, directory: RunDirectory, wait: Wait, command: Commands) -> FoundRun:
-    """Wait until the run's trainer has joined it, and open its store; the caller closes the store."""
+    """Wait until the run's trainer has joined it, and open its store; the caller closes the store.
+
+    Raises `RunOver` for a run that is finished, and that no trainer goes on with.
+    """
     missing, fix = f"run '{directory.name}', which does not exist yet", f"start it with `{command('train')}`"
     store = components.registry.load("stores", components.config.store.use, base_dir=components.base_dir, where="store")
     if "path" in inspect.signature(store).parameters:  # it lives in the run's folder, which the trainer makes
@@ -105,6 +123,12 @@ async def find_run(components: RunComponents, directory: RunDirectory, wait: Wai
             row = next((row for row in await opened.runs() if row.id == directory.name), None)
             if row is None:
                 wait.on(missing, fix)
+            elif any(member.role == "train" for member in await opened.members(row.id, live=True)):
+                # Whatever the row says: it has been resumed, and may be loading.
+                wait.over()
+                return FoundRun(store=opened, row=row)
+            elif row.status == "finished":
+                raise RunOver(row.id, row.status)  # noqa: TRY301  # the store is closed on the way
             elif row.status != "running":
                 what = f"the trainer of run '{directory.name}', which is {row.status}"
                 wait.on(what, f"resume it with `{command('train')}`")
@@ -130,24 +154,29 @@ class RunEnd:
         """Text for other members of what this one waits for."""
         return self._wait.what
 
-    async def look(self, members: Sequence[Member]) -> str:
-        """Return how the run has ended, and an empty text while it goes on; `RunError` if it lacks a trainer too long.
+    async def look(self, members: Sequence[Member]) -> None:
+        """Raise `RunOver` if the run is finished, and `RunError` if it has failed, or lacks a trainer for too long.
 
-        `members` are the live ones. A trainer that was killed or interrupted may come back, so its run has not ended.
+        `members` are the live ones. A run with a live trainer goes on, whatever a former one has made of it. A trainer
+        that was killed or interrupted may come back, so its run has not ended.
         """
-        store, run_id = self._run.store, self._run.row.id
-        status = next((row.status for row in await store.runs() if row.id == run_id), "gone")
-        if status in ("finished", "failed", "gone"):
-            return status
         if any(member.role == "train" for member in members):
             self._wait.over()
-        else:
-            trainers = [member for member in await store.members(run_id) if member.role == "train"]
-            if trainers and trainers[-1].state == "live":  # it has joined meanwhile
-                return ""
-            last = f" (the last one, {trainers[-1].name}, {_GONE[trainers[-1].state]})" if trainers else ""
-            self._wait.on(f"the trainer{last}", f"resume the run with `{self._command('train')}`")
-        return ""
+            return
+        store, run_id = self._run.store, self._run.row.id
+        trainers = [member for member in await store.members(run_id) if member.role == "train"]
+        if trainers and trainers[-1].state == "live":  # it has joined meanwhile
+            return
+        row = next((row for row in await store.runs() if row.id == run_id), None)
+        if row is None:
+            raise RunError(f"{store.location} does not have run '{run_id}' any more")
+        if row.status == "finished":
+            raise RunOver(run_id, row.status)
+        resume = f"resume the run with `{self._command('train')}`"
+        if row.status == "failed":
+            raise RunError(f"run '{run_id}' has failed: {row.error}; {resume}, and start this process again")
+        last = f" (the last one, {trainers[-1].name}, {_GONE[trainers[-1].state]})" if trainers else ""
+        self._wait.on(f"the trainer{last}", resume)
 
 
 _GONE = {"lost": "was lost", "left": "has left"}

@@ -61,11 +61,13 @@ class Sampler:
         self._loop, self._version = joining.loop, 0
         self._store, self._run_id = joining.store, joining.directory.name
         source = cast("EpisodeSource", components.workflow)  # only agents that run elsewhere have none
+        if source.notice:
+            joining.notice(source.notice)
         with ExitStack() as undo:
             undo.enter_context(shared_tls())
             undo.callback(close_workers)
             tools = start_tools(components, self._loop, undo, joining.asked_to_stop)
-            first = self._loop.run(_first_servers(joining), asked_to_stop=joining.asked_to_stop)
+            first = self._loop.run(first_servers(joining), asked_to_stop=joining.asked_to_stop)
             self._gateway = RemoteGateway(
                 run_id=joining.directory.name,
                 member_id=joining.member.id,
@@ -106,6 +108,7 @@ class Sampler:
             "outcomes": dict(counts.records.totals),
             "groups": dict(counts.groups.totals),
             "answers": dict(counts.answers.totals),
+            "tools": dict(self._scheduler.tool_calls.totals),
             "cpu_ms": {"agent": round(1000 * time.process_time())},
             "idle_ms": {"sampler": round(1000 * self._scheduler.idle_s)},
             "waits_for": self._gateway.waits_for,
@@ -155,13 +158,14 @@ class Sampler:
             self._loop.try_run(closing, "closing the agents' HTTP clients", limit_s=END_S)
 
 
-async def _first_servers(joining: Joining) -> Sequence[Member]:
+async def first_servers(joining: Joining) -> Sequence[Member]:
     """Wait until a server is live, and return the live members of the run then."""
     wait = Wait(joining.notice, joining.components.config.roles.wait_s)
     while True:
         members = await joining.store.members(joining.directory.name, live=True)
         if any(map(_serves, members)):
             return members
+        await joining.end.look(members)
         wait.on("a server", f"start one with `{joining.command('serve')}`")
         await asyncio.sleep(LOOK_S)
 

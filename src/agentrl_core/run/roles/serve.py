@@ -121,9 +121,13 @@ class Server:
             **({} if self._publication is None else {"publication": _told(self._publication)}),
             "max_tokens": gateway.max_tokens,
             "takes_tools": gateway.chat.takes_tools,
+            "takes_images": gateway.takes_images,
             "notices": [
                 line
-                for line in (getattr(self._engine, "notice", ""), gateway.history_notice, gateway.tools_notice)
+                for line in (
+                    getattr(self._engine, "notice", ""),
+                    *gateway.notices(offers_tools=bool(self._config.tools.servers)),
+                )
                 if line
             ],
             "calls": {"llm": gateway.calls, "unseen_tools": gateway.calls_with_unseen_tools},
@@ -166,6 +170,7 @@ class Server:
                     return version, await self._read(version, held)
                 except WeightsError as error:
                     self._refuse(version, error)
+            await self._joining.end.look(await self._store.members(self._run_id, live=True))
             wait.on(
                 f"the trainer's weights in {self._place.root}",
                 "see that the trainer runs, and that both have the same weights.place",

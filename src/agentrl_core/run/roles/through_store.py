@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_COUNTED = ("outcomes", "groups", "answers", "calls", "cpu_ms", "idle_ms")
-"""Keys of members' reports with counts, which only grow: ended records, groups and answers of a sampler; LLM calls of a
-server; milliseconds of CPU time of both, by part, and milliseconds in which a sampler ran no episode."""
+_COUNTED = ("outcomes", "groups", "answers", "tools", "calls", "cpu_ms", "idle_ms")
+"""Keys of members' reports with counts, which only grow: ended records, groups, answers and tool calls of a sampler;
+LLM calls of a server; milliseconds of CPU time of both, by part, and milliseconds in which a sampler ran no episode."""
 
 _WATCH_S = 1.0
 """Seconds between two looks at the members while groups are awaited, which wake the trainer by themselves."""
@@ -76,7 +76,7 @@ class SamplingThroughStore(SamplingSide):
         self._store, self._run_id, self._place = start.store, run_id, place
         self._companions = Companions.read(start.model_dir)
         self._asked_to_stop, self._command = asked_to_stop, command
-        self._supply = GroupSupply(start.store, run_id)
+        self._supply = GroupSupply(start.store, run_id, start.writer.name)
         limit_s = components.config.roles.wait_s
         self._wait, self._loading = Wait(notice, limit_s), Wait(notice, limit_s, quiet_s=_LOADING_S)
         self._stall = Wait(
@@ -113,6 +113,11 @@ class SamplingThroughStore(SamplingSide):
     def llm_calls(self) -> int:
         """Replies of the policy since this process began, as of the servers' last heartbeats."""
         return self._drained["calls"]["llm"] - self._before["calls"]["llm"]
+
+    @property
+    def waits_for(self) -> str:
+        """Text about what this process waits for; empty if it does not wait for others."""
+        return self._wait.what or self._loading.what or self._stall.what
 
     def begin(self) -> None:
         """Add the tasks, and let training episodes begin."""
@@ -189,6 +194,7 @@ class SamplingThroughStore(SamplingSide):
             outcomes=new["outcomes"],
             groups=new["groups"],
             answers=new["answers"],
+            tools=new["tools"],
             unseen_tools=None if takes_tools else new["calls"]["unseen_tools"],
             idle_s=new["idle_ms"]["sampler"] / 1000 / max(1, samplers),
         )
@@ -214,8 +220,7 @@ class SamplingThroughStore(SamplingSide):
         )
 
     def _report(self) -> Mapping[str, Any]:
-        waits_for = self._wait.what or self._loading.what or self._stall.what
-        return {"version": self._version, "step": self._steps_done, "waits_for": waits_for}
+        return {"version": self._version, "step": self._steps_done, "waits_for": self.waits_for}
 
     async def _drain_last(self, outcomes: list[Counter[str]]) -> None:
         self._drained = _counts(await self._store.members(self._run_id))

@@ -1,4 +1,4 @@
-"""Generator of `agentrl plugins new`: a package with metadata, one component, a README and conformance tests."""
+"""Generator of `agentrl plugins new`: a package with metadata, components, a README and conformance tests."""
 
 from __future__ import annotations
 
@@ -14,32 +14,40 @@ from agentrl_core.plugins.discovery import GROUP, core_version
 from agentrl_testing.scaffold.kinds import HOOK_MODULES, SCAFFOLDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentrl_testing.scaffold.kinds import Scaffold
 
 _PREFIX = "agentrl-"
 
 
-def write_package(name: str, kind: str, folder: Path) -> list[Path]:
-    """Write the package `name` with one component of `kind` into `folder`/`name`; return its files.
+def write_package(name: str, kinds: Sequence[str], folder: Path) -> list[Path]:
+    """Write the package `name` with a component of each of `kinds` into `folder`/`name`; return its files.
 
-    The component is registered under the package's name without `agentrl-`. Raises `PluginError` for an invalid name,
+    The components are registered under the package's name without `agentrl-`. Raises `PluginError` for an invalid name,
     an unknown kind or an existing folder.
     """
-    scaffold = _scaffold(kind)
+    chosen = list({scaffold.file: scaffold for scaffold in map(_scaffold, kinds)}.values())
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise PluginError(f"NAME: expected lower-case words joined by '-', such as agentrl-lab, found '{name}'")
     root = folder / name
     if root.exists():
         raise PluginError(f"{root} exists already; choose another name, or another --directory")
-    values = _values(name, scaffold)
-    texts = {
-        "pyproject.toml": _filled("pyproject.toml", values),
-        "README.md": _filled("README.md", values),
-        f"src/{values['module']}/__init__.py": f'"""{scaffold.summary}."""\n',
-        f"src/{values['module']}/py.typed": "",
-        f"src/{values['module']}/{scaffold.file}.py": _filled(f"{scaffold.file}.py", values),
-        f"tests/test_{scaffold.file}.py": _filled(f"{scaffold.file}_test.py", values),
+    parts = [_values(name, scaffold) for scaffold in chosen]
+    whole = parts[0] | {
+        "summary": "; ".join(scaffold.summary for scaffold in chosen),
+        "entry_points": "\n\n".join(_filled("entry_point", values).strip() for values in parts),
+        "usages": "\n\n".join(_filled("usage", values).strip() for values in parts),
     }
+    texts = {
+        "pyproject.toml": _filled("pyproject.toml", whole),
+        "README.md": _filled("README.md", whole),
+        f"src/{whole['module']}/__init__.py": f'"""{whole["summary"]}."""\n',
+        f"src/{whole['module']}/py.typed": "",
+    }
+    for scaffold, values in zip(chosen, parts, strict=True):
+        texts[f"src/{values['module']}/{scaffold.file}.py"] = _filled(f"{scaffold.file}.py", values)
+        texts[f"tests/test_{scaffold.file}.py"] = _filled(f"{scaffold.file}_test.py", values)
     written = []
     for path, text in texts.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)

@@ -91,6 +91,11 @@ def accepted_arguments(function: Any, name: str) -> frozenset[str]:
     return accepted
 
 
+def takes_by_name(function: Any, name: str) -> bool:
+    """Return whether a function has a parameter of this name."""
+    return any(item.name == name and item.kind in _BY_NAME for item in inspect.signature(function).parameters.values())
+
+
 def _takes_data(signature: inspect.Signature) -> bool:
     """Return whether the first parameter must be given by position, as a task's data is."""
     first = next(iter(signature.parameters.values()), None)
