@@ -23,7 +23,8 @@ def test_a_step_of_the_recipe_trains(framework_python, tmp_path):
     command = [sys.executable, "-m", "agentrl_core", "run", str(RECIPE / "config.yaml"), "--name", "smoke", *SHORT]
     command += [f"output_dir={tmp_path}", f"rollout.agent.python={framework_python}"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    # 3: the few episodes of a step may all get the same reward, so that nothing was learned
+    assert done.returncode in {0, 3}, done.stdout + done.stderr
     events = map(json.loads, (tmp_path / "smoke" / "metrics.jsonl").read_text().splitlines())
     (step,) = (event for event in events if event["event"] == "step_finished")
     assert step["metrics"]["reward/mean"] >= 0.0

@@ -56,6 +56,15 @@ def test_the_share_of_tests_passed():
     assert score.details["failures"] == ["test 2: AssertionError"]
 
 
+def test_only_a_newline_ends_a_line_of_an_output():
+    ends = ["\v", "\f", "\x1c", "\x85", "\u2028", "\r"]
+    tests = [{"input": end, "output": "a\nb"} for end in ["\n", *ends]] + [{"input": "\r\n", "output": "a\nb\n\n"}]
+    program = "import sys\nprint('a' + sys.stdin.buffer.read().decode() + 'b ')"
+    score = run(program, tests, score="share", timeout_s=30)
+    assert score.details["passed"] == 2
+    assert not any(failure.startswith(("test 1:", "test 8:")) for failure in score.details["failures"])
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [

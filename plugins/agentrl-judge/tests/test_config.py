@@ -8,6 +8,7 @@ from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.options import construct
 from agentrl_judge.agent_config import read_agent_config
 from agentrl_judge.judge import Judge
+from agentrl_judge.settings import ModelSettings
 
 EXAMPLE = """\
 # as AgentRL has it
@@ -106,7 +107,11 @@ def test_no_key_is_shown(agent_config, monkeypatch):
         ("http://localhost:38889", "${OPENAI_BASE_URL}", ":13: base_url: OPENAI_BASE_URL may point at the gateway"),
         ("http://localhost:38889", "${NOWHERE_URL}", ":13: base_url: the environment variable NOWHERE_URL is empty"),
         ("{top_k: 5}", "{model: other}", ":15: extra_body: model is set by agentrl itself"),
-        ('"sk-literal"', "<YOUR_API_KEY>", ":9: api_key: <YOUR_API_KEY> is a placeholder"),
+        (
+            '"sk-literal"',
+            "<YOUR_API_KEY>",
+            ':9: api_key: <YOUR_API_KEY> is a placeholder; write api_key: "${API_KEY}" and',
+        ),
         ('"sk-literal"', "12345", ":9: api_key: expected a text (quote it)"),
         ('"sk-literal"', '"sk-§"', ":9: api_key: contains characters that an HTTP header cannot hold"),
     ],
@@ -119,6 +124,33 @@ def test_a_fault_of_the_file_is_named_with_its_line(agent_config, monkeypatch, o
     assert said in str(caught.value)
     assert "agent_config.yml:" in str(caught.value)
     assert not any(secret in str(caught.value) for secret in ("sk-", "12345", "me:secret"))
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Incorrect API key: sk-abcdefgh12345678.", "Incorrect API key: …."),
+        ("Incorrect API key: sk-abcde***345678", "Incorrect API key: …***…"),
+        ("sk-abcdefgh12345678sk-abcdefgh12345678", "…"),
+        ("the key ends with 5678", "the key ends with 5678"),
+        ("no key", "no key"),
+    ],
+)
+def test_parts_of_a_key_are_hidden(said, shown):
+    settings = ModelSettings(model="m", base_url="http://x/v1", api_key="sk-abcdefgh12345678")
+    assert settings.without_key(said) == shown
+    assert ModelSettings(model="m", base_url="http://x/v1").without_key(said) == said
+    assert ModelSettings(model="m", base_url="http://x/v1", api_key="key").without_key("no key") == "no …"
+
+
+@pytest.mark.parametrize("name", ["served-model-name", "served_model_name"])
+def test_a_model_may_be_named_as_its_server_is_told_to_serve_it(agent_config, monkeypatch, name):
+    monkeypatch.setenv("JUDGE_MODEL", "qwen")
+    renamed = EXAMPLE.replace('model: "gpt-4.1"', f'{name}: "gpt-4.1"')
+    assert read_agent_config(agent_config(renamed)).models[0].model == "gpt-4.1"
+    both = EXAMPLE.replace('model: "gpt-4.1"', f'model: "gpt-4.1"\n      {name}: "gpt-5"')
+    with pytest.raises(ConfigError, match=f":9: model and {name} differ; keep one of them"):
+        read_agent_config(agent_config(both))
 
 
 def test_all_faults_are_told_at_once(agent_config):

@@ -80,13 +80,13 @@ class World:
         # ids that no tokenizer would choose: what is trained must be these, not a re-encoding
         return [token for character in text for token in self.chat.encode(character)] + self.chat.encode(TURN_END)
 
-    def play(self, agent, *rows, scorer=lambda request: 1.0, timeout_s=30.0, is_eval=False, options=None):
+    def play(self, agent, *rows, scorer=lambda request: 1.0, timeout_s=30.0, is_eval=False, options=None, tools=None):
         workflow = Component(agent, options or {}) if isinstance(agent, str) else agent
         resolved = resolve_workflow(workflow, registry=self.registry, base_dir=None)
         normalized = normalize_scorer(scorer, name="test")
         runner = Runner(
             source=resolved, gateway=self.gateway, store=self.store, scorer_for=lambda task: normalized,
-            config=RolloutConfig(timeout_s=timeout_s), run_id="run", grace_s=5.0,
+            config=RolloutConfig(timeout_s=timeout_s), run_id="run", grace_s=5.0, tools=tools,
         )  # fmt: skip
 
         async def one(row):

@@ -46,7 +46,8 @@ def test_the_tiny_model_trains(tmp_path):
     short = ("warm_start.steps=20", "trainer.steps=1", "eval.tasks=2", "rollout.tasks_per_step=4")
     command = [sys.executable, "-m", "agentrl_core", "run", "tiny.yaml", "--name", "smoke", *short]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    # 3: the few episodes of a step may all get the same reward, so that nothing was learned
+    assert done.returncode in {0, 3}, done.stdout + done.stderr
     events = map(json.loads, (tmp_path / "runs/smoke/metrics.jsonl").read_text(encoding="utf-8").splitlines())
     (step,) = (event for event in events if event["event"] == "step_finished")
     assert 0.0 <= step["metrics"]["reward/mean"] < 1.0

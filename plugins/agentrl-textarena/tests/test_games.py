@@ -72,6 +72,39 @@ def test_a_player_sees_what_is_new_without_its_own_move():
     assert "\n[A C]" not in f"\n{news}"
 
 
+@pytest.mark.parametrize("name", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0"])
+def test_games_that_swap_text_and_kind_of_a_move_go_on(name):
+    game = Game(name, seed=0, players=1)
+    game.observe()
+    for _ in range(2):
+        game.play(0, "[1 2 3]")
+        if not game.done:
+            _, news = game.observe()
+            assert news
+            assert "PLAYER_ACTION" not in news
+            assert "[1 2 3]" not in news.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("raised", "problem"),
+    [
+        (SyntaxError("invalid syntax"), r"cannot be read by Python 3\.\d+: invalid syntax; use a newer Python"),
+        (ImportError("No module named 'gym'"), "No module named 'gym'; install what is missing"),
+        (FileNotFoundError(2, "No such file", "base.txt"), r"needs files .* 'base\.txt'; use another game"),
+        (ValueError("API key not found"), "cannot be made: API key not found"),
+    ],
+)
+def test_a_game_that_cannot_be_made_here_says_what_helps(monkeypatch, raised, problem):
+    import textarena
+
+    def make(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(textarena, "make", make)
+    with pytest.raises(ValueError, match=f"game 'Bandit-v0'.* {problem}"):
+        TextArenaGames(games="Bandit-v0")
+
+
 def test_the_policy_takes_the_seats_of_two_players_in_turn():
     tasks = TextArenaGames(games="TicTacToe-v0", size=4)()
     assert [task.data["textarena"]["seat"] for task in tasks] == [0, 1, 0, 1]

@@ -131,7 +131,7 @@ def _last_line(text: str) -> str:
 
 def _lines(text: str) -> list[str]:
     """Return the lines of an output, without white space at line ends and without empty lines at the end."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def _places() -> asyncio.Semaphore:

@@ -20,11 +20,16 @@ from agentrl_core.api.options import Node, Problem, describe, did_you_mean
 Readers: TypeAlias = Mapping[str, Callable[[Any], Any]]
 """Key -> function that checks and converts its plain value, or raises a ValueError that says what was expected."""
 
+_SERVED_NAMES = ("served-model-name", "served_model_name")
+"""Names that AgentRL's users give `model`, after vLLM's and SGLang's option."""
+
 RESERVED = frozenset({"model", "messages", "stream", "n", "response_format"})
 """Fields of a request that `extra_body` cannot set."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PLACEHOLDER = re.compile(r"<YOUR_[A-Z0-9_]+>")
+_PART = 6
+"""Characters of an API key that are removed wherever they stand together."""
 _FOREIGN = ("OPENAI_", "ANTHROPIC_")
 """Prefixes of variables that point agents at the run's gateway. A judge at such an address would be the policy."""
 
@@ -65,9 +70,16 @@ class ModelSettings:
         return key
 
     def without_key(self, said: str) -> str:
-        """Return a text of the server without the API key."""
+        """Return a text of the server without the API key, and without parts of it: some servers quote both ends."""
         key = os.environ.get(self.api_key_env or "", "").strip() or self.api_key
-        return said.replace(key, "…") if key else said
+        if not key:
+            return said
+        parts = "|".join(re.escape(key[at : at + _PART]) for at in range(max(1, len(key) - _PART + 1)))
+        # Parts overlap, so each match may begin inside of another one.
+        matches = re.finditer(f"(?=({parts}))", said)
+        hidden = set().union(*(range(match.start(1), match.end(1)) for match in matches))
+        first = hidden - {at + 1 for at in hidden}
+        return "".join("…" if at in first else sign for at, sign in enumerate(said) if at in first or at not in hidden)
 
     def cost(self, prompt_tokens: int, output_tokens: int) -> float:
         """Return the price of one call in US dollars."""
@@ -172,6 +184,7 @@ def _read_model(node: Node, problems: list[Problem], *, keys_in_file: bool) -> M
     before = len(problems)
     readers: Readers = {
         "model": text,
+        **dict.fromkeys(_SERVED_NAMES, text),
         "base_url": base_url,
         "api_key": _literal_key if keys_in_file else _named_key,
         "api_key_env": _variable_name,
@@ -181,8 +194,13 @@ def _read_model(node: Node, problems: list[Problem], *, keys_in_file: bool) -> M
         "output_price": amount,
     }
     found = read_section(node, readers, problems)
+    names = {key: found.pop(key) for key in ("model", *_SERVED_NAMES) if key in found}
+    if len(set(names.values())) > 1:
+        problems.append(Problem(node.place, f"{' and '.join(names)} differ; keep one of them"))
+    found |= {"model": next(iter(names.values()))} if names else {}
     # Reported only without other mistakes: the key may be there, with a wrong value or a misspelled name.
-    missing = [key for key in ("base_url", "model") if key not in (node.value if isinstance(node.value, dict) else ())]
+    given = [*node.value, *found] if isinstance(node.value, dict) else ()
+    missing = [key for key in ("base_url", "model") if key not in given]
     if len(problems) == before and missing:
         problems.append(Problem(node.place, f"the model has no {' and no '.join(missing)}"))
     if len(problems) > before:
@@ -200,6 +218,12 @@ def _literal_key(value: Any) -> dict[str, str]:
         raise ValueError("expected a text (quote it)")  # noqa: TRY004  (all that is wrong is one kind)
     if match := _VARIABLE.fullmatch(value.strip()):
         return {"api_key_env": match[1]}
+    if match := _PLACEHOLDER.search(value):
+        variable = match[0].strip("<>").removeprefix("YOUR_")
+        raise ValueError(
+            f'{match[0]} is a placeholder; write api_key: "${{{variable}}}" and set that environment variable, or '
+            'api_key: "" if the server needs no key'
+        )
     key = text(value).strip() if value.strip() else ""
     if not key.isascii() or not (key.isprintable() or not key):
         raise ValueError("contains characters that an HTTP header cannot hold")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,7 +39,7 @@ class Game:
         """
         self._random = random.Random(seed).getstate()  # noqa: S311  (a game)
         self._moves: dict[int, str] = {}
-        with self._own_random():
+        with self._own_random(), _told(name):
             self._env = _make(name, options or {})
             try:
                 self._env.reset(num_players=players, seed=seed)
@@ -51,8 +52,8 @@ class Game:
         with self._own_random():
             player, parts = self._env.get_observation()
         own = self._moves.get(player)
-        shown = [str(text) for _, text, kind in parts if not (kind.name == "PLAYER_ACTION" and str(text) == own)]
-        return player, "\n".join(shown)
+        found = [_read(*part) for part in parts]
+        return player, "\n".join(text for text, kind in found if not (kind == "PLAYER_ACTION" and text == own))
 
     def play(self, player: int, move: str) -> None:
         """Make a move."""
@@ -96,6 +97,33 @@ def players_of(name: str, options: Mapping[str, Any]) -> int:
     raise ValueError(f"game '{name}' needs more than {_MOST_PLAYERS} players, or cannot start: {refused}")
 
 
+def _read(sender: Any, text: Any, kind: Any) -> tuple[str, str]:
+    """Return text and kind of an observation."""
+    if isinstance(kind, str):
+        # Countdown, Cryptarithm and Slitherlink add the player's own move with its parts in another order.
+        text, kind = kind, sender
+    return str(text), kind.name
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Raise what the code of a game lacks here as `ValueError` with a remedy."""
+    try:
+        yield
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise _CannotBeMadeError(
+            f"game '{name}' cannot be read by Python {version}: {error}; use a newer Python, or another game"
+        ) from error
+    except ImportError as error:
+        raise _CannotBeMadeError(f"game '{name}': {error}; install what is missing, or use another game") from error
+    except FileNotFoundError as error:
+        raise _CannotBeMadeError(
+            f"game '{name}' needs files that TextArena was installed without: {error}; use another game, or TextArena "
+            "from its sources"
+        ) from error
+
+
 def _make(name: str, options: Mapping[str, Any]) -> Any:
     import textarena
     from textarena.envs.registration import ENV_REGISTRY
@@ -112,3 +140,5 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
         ) from error
     except (TypeError, AssertionError) as error:
         raise _CannotBeMadeError(f"game '{name}' refuses its options: {error}") from error
+    except ValueError as error:  # the key of a model that plays a part
+        raise _CannotBeMadeError(f"game '{name}' cannot be made: {error}") from error
