@@ -63,7 +63,8 @@ class Server:
                 yield program
             finally:
                 if program.returncode is None:
-                    program.send_signal(signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it has ended, and nobody waited for it
+                        program.send_signal(signal.SIGKILL)
                     program.wait()
 
 

@@ -108,9 +108,11 @@ def test_a_trainer_that_wakes_without_a_successor_goes_on(members, tmp_path):
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_server_or_a_sampler_that_sleeps_joins_again(members, role, tmp_path, which):
     sleeper, train = members[which], members[-1]
-    spare = role(("serve", "sample")[which], LEASE)
     sleeper.signal(signal.SIGSTOP)
+    # without its only sampler or server, the run cannot end before that member is lost
     until_lost(tmp_path, sleeper)
+    spare = role(("serve", "sample")[which], LEASE)
+    spare.until("joined|sampling|serving")
     sleeper.signal(signal.SIGCONT)
     assert train.ends() == 0, train.told
     assert [process.ends() for process in (*members[:2], spare)] == [0, 0, 0], sleeper.told + spare.told
