@@ -192,19 +192,19 @@ async def train(run: Run, store: Store, member_id: str) -> None:
     """Take all steps from the checkpoint on, and close the run."""
     checkpoint = Path(run.folder, "checkpoint.json")
     step = json.loads(checkpoint.read_text())["step"] if checkpoint.exists() else 0
-    voided = await store.void_after(run.name, step)
+    voided = await store.void_after(run.name, step, member_id=member_id)
     version = (await store.resume_point(run.name, step)).last_version
     tell("resumed", step=step, voided=voided)
     if version < 0:
         version = 0
-        await store.add_version(run.name, version, step=0)
+        await store.add_version(run.name, version, step=0, member_id=member_id)
     elif voided or step:
         version += 1
-        await store.add_version(run.name, version, step=step)
-    await store.admit(run.name, step)
+        await store.add_version(run.name, version, step=step, member_id=member_id)
+    await store.admit(run.name, step, member_id=member_id)
     while step < run.steps:
         limits = OvertakeLimits(step=step, max_lag=run.max_head_offpolicyness, per_step=run.tasks_per_step)
-        groups = await store.take_groups(run.name, run.tasks_per_step, ahead=limits)
+        groups = await store.take_groups(run.name, run.tasks_per_step, ahead=limits, member_id=member_id)
         records = [episode.record.id for group in groups for episode in group.episodes]
         step += 1
         version += 1
@@ -219,15 +219,15 @@ async def train(run: Run, store: Store, member_id: str) -> None:
         await asyncio.sleep(run.step_s)
         await store.add_step(row, member_id=member_id)
         tell("step", step=step)
-        await store.add_version(run.name, version, step=step)
+        await store.add_version(run.name, version, step=step, member_id=member_id)
         if step % run.save_steps == 0 or step == run.steps:
             await store.flush()
             draft = checkpoint.with_suffix(".draft")
             draft.write_text(json.dumps({"step": step}))
             draft.replace(checkpoint)
-        await store.admit(run.name, step)
-    await store.close_sampling(run.name)
-    await store.update_run(run.name, status="finished")
+        await store.admit(run.name, step, member_id=member_id)
+    await store.close_sampling(run.name, member_id=member_id)
+    await store.update_run(run.name, status="finished", member_id=member_id)
 
 
 def take_part(role: Role, run: Run) -> None:
