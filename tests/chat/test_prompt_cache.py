@@ -30,3 +30,11 @@ def test_a_full_cache_starts_anew(cache):
     cache.put(71, ids, key_bytes=0)
     assert cache.get(71) == ids
     assert not any(cache.get(key) for key in range(71))
+
+
+def test_ids_that_two_threads_store_count_once(cache):
+    ids = tuple(range(25))
+    for _ in range(71):
+        cache.put("same", ids, key_bytes=0)
+    cache.put("another", ids, key_bytes=0)
+    assert cache.get("same") == cache.get("another") == ids

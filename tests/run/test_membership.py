@@ -150,18 +150,22 @@ def test_a_store_that_is_away_for_less_than_a_lease_ends_nothing(store):
         membership.check()
 
 
-def test_a_member_without_a_heartbeat_for_its_lease_stops_by_itself(store):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(StoreError("the server is away"), "the server is away"), (TimeoutError(), "it did not answer")],
+)
+def test_a_member_without_a_heartbeat_for_its_lease_stops_by_itself(store, error, reason):
     now, told = [0.0], threading.Event()
     with Membership(store, [make(lease_s=60.0)], clock=lambda: now[0]) as membership:
         membership._beat_s = 0.05
         membership.on_lost(lambda error: told.set())
         membership.join()
-        store.error = StoreError("the server is away")
+        store.error = error
         now[0] = 59.0
         assert not told.wait(0)
         now[0] = 61.0
         assert told.wait(PATIENCE_S)
-        with pytest.raises(MemberError, match="no heartbeat reached the store for 60 s: the server is away"):
+        with pytest.raises(MemberError, match=f"no heartbeat reached the store for 60 s: {reason}"):
             membership.check()
         store.error = None
 

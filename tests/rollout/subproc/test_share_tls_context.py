@@ -71,6 +71,13 @@ def test_contexts_that_users_make_are_their_own():
         assert ssl.create_default_context() is not ssl.create_default_context()
 
 
+def test_a_caller_that_is_no_client_gets_a_context_of_its_own():
+    import httpx2._transports.default as transports
+
+    with shared_tls():
+        assert transports.create_ssl_context() is not transports.create_ssl_context()
+
+
 def test_it_may_be_nested_and_leaves_nothing_behind():
     import httpx2._transports.default as transports
 
