@@ -125,6 +125,12 @@ def test_the_summary_tells_all_that_one_looks_for(tracker, output, reports, tmp_
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_a_single_step_and_a_policy_that_was_not_called_are_told_so(tracker, output, reports):
+    tracker.run_finished(reports.summary(steps=1, llm_calls=0))
+    assert "run calm-otter finished: 1 step, 4 min" in output.getvalue()
+    assert "LLM calls          none to the policy\n" in output.getvalue()
+
+
 def test_a_run_under_runs_is_called_by_its_name_in_commands(tracker, output, reports, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     summary = reports.summary(status="interrupted", directory=str(tmp_path / "runs" / "calm-otter"))

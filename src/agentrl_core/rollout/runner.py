@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import math
 import re
@@ -348,6 +349,9 @@ def _check_called(episode: Episode, value: Any, unawaited: str) -> None:
             "gateway.upstreams to train the policy, or set trainer.steps: 0 to evaluate the upstream model",
         )
     returned = f" {value}" if isinstance(value, float) and not math.isfinite(value) else ""
+    if inspect.iscoroutine(value):
+        # Python warns only when the coroutine is freed, which is after this.
+        returned, unawaited = f" the coroutine {value.__qualname__}", "write `await` before that call"
     raise EpisodeError(
         "no_llm_call", f"the agent returned{returned} without an LLM call to the policy; {unawaited or _BASE_URL}"
     )

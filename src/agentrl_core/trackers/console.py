@@ -191,10 +191,8 @@ class ConsoleTracker:
         self.close()
         style = "bold green" if summary.status == "finished" and not summary.nothing_learned else "bold red"
         status = summary.status + (", but nothing was learned" if summary.nothing_learned else "")
-        self._print(
-            f"run {summary.name} {status}: {summary.steps} steps, {_duration(summary.wall_s)}",
-            style=style,
-        )
+        steps = f"{summary.steps} step{'s' if summary.steps != 1 else ''}"
+        self._print(f"run {summary.name} {status}: {steps}, {_duration(summary.wall_s)}", style=style)
         for label, value in self._summary_rows(summary):
             for line in self._wrapped(f"  {label:<18} ", value):
                 self._print(line)
@@ -270,7 +268,8 @@ class ConsoleTracker:
         # If all groups were sampled and used, the number of records says enough.
         if len(summary.groups) > 1:
             rows.append(("groups", ", ".join(f"{name} {count:,}" for name, count in summary.groups.items() if count)))
-        rows.append(("LLM calls", f"{summary.llm_calls:,}"))
+        # Calls that another model answered are not among them: 0 would look like an agent that called nothing.
+        rows.append(("LLM calls", f"{summary.llm_calls:,}" if summary.llm_calls else "none to the policy"))
         if summary.trained_tokens:
             share = f"{summary.exact_tokens:,} of {summary.trained_tokens:,} trained tokens exactly as sampled"
             rows.append(("fidelity", share))
