@@ -166,6 +166,21 @@ def test_a_member_without_a_heartbeat_for_its_lease_stops_by_itself(store):
         store.error = None
 
 
+@pytest.mark.parametrize("error", [TimeoutError(), StoreError("")], ids=["hangs", "names nothing"])
+def test_a_store_whose_error_has_no_text_is_said_not_to_answer(store, error):
+    now, told = [0.0], threading.Event()
+    with Membership(store, [make(lease_s=60.0)], clock=lambda: now[0]) as membership:
+        membership._beat_s = 0.05
+        membership.on_lost(lambda error: told.set())
+        membership.join()
+        store.error = error
+        now[0] = 61.0
+        assert told.wait(PATIENCE_S)
+        with pytest.raises(MemberError, match="reached the store for 60 s: it did not answer in time"):
+            membership.check()
+        store.error = None
+
+
 def test_a_fault_in_a_report_ends_the_membership_with_its_name(store):
     def report(member):
         raise ZeroDivisionError("ours")

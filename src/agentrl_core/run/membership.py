@@ -226,10 +226,11 @@ class Membership:
                         await self._beat()
                         self._tell_of(await self._watch.look(self._beat_s, but=_own))
             except (StoreError, TimeoutError) as error:
-                logger.warning("no heartbeat reached the store: %s", error or "it did not answer")
+                reason = str(error) or "it did not answer in time"  # an exception without text is true all the same
+                logger.warning("no heartbeat reached the store: %s", reason)
                 next_beat = self._clock()
                 if self._clock() - self._beaten_at > self._lease_s:
-                    self._lose(f"no heartbeat reached the store for {self._lease_s:g} s: {error or 'it hangs'}")
+                    self._lose(f"no heartbeat reached the store for {self._lease_s:g} s: {reason}")
             except Exception as error:
                 logger.exception("the heartbeats stopped")
                 self._lose(f"the heartbeats stopped: {type(error).__name__}: {error}")
