@@ -30,3 +30,11 @@ def test_a_full_cache_starts_anew(cache):
     cache.put(71, ids, key_bytes=0)
     assert cache.get(71) == ids
     assert not any(cache.get(key) for key in range(71))
+
+
+def test_an_entry_that_two_threads_put_counts_once(cache):
+    ids = tuple(range(25))  # 900 bytes
+    cache.put("a", ids, key_bytes=0)
+    for _ in range(100):
+        cache.put("b", ids, key_bytes=0)
+    assert cache.get("a") == ids

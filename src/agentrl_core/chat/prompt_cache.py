@@ -5,6 +5,7 @@ The keys come from clients, so a bound on the number of entries would not bound 
 
 from __future__ import annotations
 
+import threading
 from typing import Generic, TypeVar
 
 _Key = TypeVar("_Key")
@@ -17,7 +18,7 @@ others."""
 
 
 class IdsCache(Generic[_Key]):
-    """Token ids [T] by key, at most `most_bytes` in total.
+    """Token ids [T] by key, at most `most_bytes` in total; usable from several threads.
 
     A full cache drops all of its entries. That is cheaper than keeping them in order of use at every hit.
     """
@@ -25,6 +26,7 @@ class IdsCache(Generic[_Key]):
     def __init__(self, *, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0
+        self._lock = threading.Lock()
         self._entries: dict[_Key, tuple[int, ...]] = {}
 
     def get(self, key: _Key) -> tuple[int, ...] | None:
@@ -36,8 +38,11 @@ class IdsCache(Generic[_Key]):
         size = key_bytes + _ID_BYTES * len(ids)
         if size > self._most_bytes // _LARGEST_SHARE:
             return
-        if self._bytes + size > self._most_bytes:
-            self._entries.clear()
-            self._bytes = 0
-        self._entries[key] = ids
-        self._bytes += size
+        with self._lock:
+            if key in self._entries:  # another thread rendered the same prompt
+                return
+            if self._bytes + size > self._most_bytes:
+                self._entries.clear()
+                self._bytes = 0
+            self._entries[key] = ids
+            self._bytes += size
