@@ -122,3 +122,11 @@ def test_a_release_that_is_built_otherwise_is_left_alone(monkeypatch, changed):
     before = transports.create_ssl_context
     with shared_tls():
         assert transports.create_ssl_context is before
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_a_caller_that_is_no_transport_gets_a_context_of_its_own(library):
+    with shared_tls():
+        make = library._transports.default.create_ssl_context
+        assert isinstance(make(), ssl.SSLContext)
+        assert make() is not make()

@@ -60,11 +60,12 @@ def _share(module: Any) -> None:
         cert: Any = None,
         trust_env: Any = True,  # noqa: FBT002 - httpx2's signature
     ) -> Any:
-        if verify is not True or cert:
-            return original(verify=verify, cert=cert, trust_env=trust_env)
         # The protocols to negotiate are written into the context before each handshake, so clients with and without
-        # HTTP/2 must not share one. `http2` is no parameter of this function, so it is read from the caller's frame.
-        http2 = sys._getframe(1).f_locals["http2"]  # noqa: SLF001  (documented by Python)
+        # HTTP/2 must not share one. `http2` is no parameter of this function, so it is read from the caller's frame;
+        # a caller without it is no transport, and gets a context of its own.
+        http2 = sys._getframe(1).f_locals.get("http2")  # noqa: SLF001  (documented by Python)
+        if verify is not True or cert or http2 is None:
+            return original(verify=verify, cert=cert, trust_env=trust_env)
         key = (module.__name__, trust_env, bool(http2), *map(os.environ.get, _VARIABLES))
         # Without a lock: two threads may both build a context, and either one may stay.
         if key not in _contexts:
