@@ -219,3 +219,8 @@ def test_an_unknown_name_without_a_package_is_answered_with_how_to_bring_one():
         registry.find("trackers", "wandb")
     assert "(known: console, curve, jsonl); one of your own can be named as file.py:Name" in str(told.value)
     assert str(told.value).endswith("plugins new agentrl-NAME --kind tracker")
+
+
+def test_a_registry_names_the_modules_of_hooks_and_components(registry):
+    assert registry.modules == {__name__.partition(".")[0], "json"}
+    assert {"agentrl_core", "agentrl_mcp"} <= load_registry().modules

@@ -79,6 +79,20 @@ def test_the_log_takes_any_text_but_no_secrets(tmp_path):
     assert text.endswith("sk-agentrl-… at http://127.0.0.1:8000/s/…/v1 said \\ud800\n")
 
 
+def test_the_log_takes_what_packages_log_too_and_once(tmp_path, capsys):
+    directory = RunDirectory.create(tmp_path, "chatty")
+    theirs = logging.getLogger("someones_package")
+    before = theirs.level, theirs.propagate, [*theirs.handlers]
+    with directory.logging_to("run", modules={"agentrl_core", "someones_package"}):
+        logging.getLogger("agentrl_core.test").warning("ours")
+        logging.getLogger("someones_package.part").warning("theirs")
+        logging.getLogger("somebody_elses").warning("another's")
+    lines = directory.log("run").read_text(encoding="utf-8").splitlines()
+    assert [line.partition(": ")[2] for line in lines] == ["ours", "theirs"]
+    assert (theirs.level, theirs.propagate, theirs.handlers) == before
+    assert "theirs" not in capsys.readouterr().err
+
+
 def test_a_missing_config_is_named(tmp_path):
     directory = RunDirectory.create(tmp_path, "headless")
     directory.database.touch()

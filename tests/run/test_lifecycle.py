@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ def components(tmp_path):
     return SimpleNamespace(
         config=configs.parse({"data": "a.jsonl", "workflow": "x"}),
         used={},
-        registry=SimpleNamespace(hooks=SimpleNamespace(notify=lambda *_, **__: None)),
+        registry=SimpleNamespace(hooks=SimpleNamespace(notify=lambda *_, **__: None), modules={"someones_package"}),
         build=lambda *_, **__: SQLiteStore(path=tmp_path / "shared.db"),
         close=lambda: None,
     )
@@ -184,3 +185,14 @@ def test_a_run_that_fails_says_so_and_a_finished_one_stays_finished(components, 
     with pytest.raises(RunError, match="broken"):
         carry_out(components, folders[0], fail)
     assert row(tmp_path)[:2] == ("finished", "")
+
+
+def test_a_runs_log_has_what_its_packages_log(components, folders):
+    start = begin(components, folders[0])
+
+    def work(store, *_):
+        start(store)
+        logging.getLogger("someones_package.part").warning("of a package")
+
+    carry_out(components, folders[0], work)
+    assert folders[0].log("run").read_text(encoding="utf-8").count("someones_package.part: of a package\n") == 1

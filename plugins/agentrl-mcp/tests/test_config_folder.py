@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_core.concurrency.secrecy import environment
 from agentrl_core.config import load
 from agentrl_core.errors import ConfigError
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.run.checks import resolve_agent
 from agentrl_core.run.tools import start_problems, tools_without_a_run
 from agentrl_mcp.agentdock import AgentDockTools
 from agentrl_mcp.tools import MCPTools
@@ -99,3 +103,38 @@ def test_a_server_at_an_address_is_waited_for(tools):
 def test_a_key_that_is_missing_is_named_before_the_run():
     with pytest.raises(ConfigError, match=r"^headers_env: the environment has no NO_SUCH_KEY"):
         MCPTools(url="http://127.0.0.1:9/mcp", headers_env={"a": "NO_SUCH_KEY"}).check_start(connect=True)
+
+
+LOOK = """
+import os
+from pathlib import Path
+
+Path(f"seen-{os.getpid()}").write_text(" ".join(sorted({"SEARCH_KEY", "CLIENT_SECRET", "OPEN"} & {*os.environ})))
+
+class Look:
+    def run(self, data, **_):
+        return 1.0
+"""
+
+
+def test_an_agents_process_does_not_get_the_keys_of_servers(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl_core.concurrency.secrecy._withheld", set())
+    monkeypatch.setattr("agentrl_core.concurrency.secrecy._masked", set())
+    monkeypatch.chdir(tmp_path)
+    for name in ("SEARCH_KEY", "CLIENT_SECRET", "OPEN"):
+        monkeypatch.setenv(name, "hush-hush")
+    Path("look.py").write_text(LOOK, encoding="utf-8")
+    url = "http://127.0.0.1:9/mcp"
+    servers = [
+        {"use": "mcp", "name": "keyed", "url": url, "headers_env": {"Authorization": "SEARCH_KEY"}},
+        {"use": "mcp", "name": "login", "url": url, "oauth": {"client_secret_env": "CLIENT_SECRET"}},
+        {"use": "mcp", "name": "wrong", "url": url, "headers_env": ["OPEN"], "oauth": "OPEN"},
+    ]
+    config = {"workflow": "look.py:Look", "rollout": {"agent": {"mode": "subproc"}}, "tools": {"servers": servers}}
+    Path("config.yaml").write_text(json.dumps(config))
+    loaded = load("config.yaml")
+    resolve_agent(loaded, load_registry(), loaded.run.workflow).close_now()
+    seen = {path.name: path.read_text() for path in Path.cwd().glob("seen-*")}
+    seen.pop(f"seen-{os.getpid()}", None)
+    assert set(seen.values()) == {"OPEN"}
+    assert not {"SEARCH_KEY", "CLIENT_SECRET"} & environment().keys()

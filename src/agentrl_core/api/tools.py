@@ -116,6 +116,9 @@ class ToolServer(Protocol):
     starting on this machine, and with `connect` also if it cannot be reached. And it may have
     `async def examine(self, tasks)`: `agentrl doctor` awaits it after `start` with the run's tasks, and shows each text
     that it returns as something wrong, such as a task that nobody can solve.
+
+    If options name environment variables with secrets, a static method `secret_variables` of the class returns the
+    variables' names for a mapping of options. Processes for agents, scorers and rewards do not get those variables.
     """
 
     isolation: Isolation

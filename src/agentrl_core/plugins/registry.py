@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -94,6 +95,15 @@ class Registry:
         self._sources = (*self.packages, PROGRAM)
         self.hooks = hooks
         """Calls `adapt_agent` and the lifecycle hooks of the packages that loaded."""
+
+    @property
+    def modules(self) -> set[str]:
+        """Top-level modules of the packages: those of their hooks, and those in which they say their components are."""
+        hooks = (getattr(plugin, "__module__", None) or plugin.__name__ for plugin in self.hooks.get_plugins())
+        components = (
+            entry.value for package in self.packages for entry in package.entries if isinstance(entry.value, str)
+        )
+        return {re.split(r"[.:]", name)[0] for name in (*hooks, *components)}
 
     def entries(self, kind: str) -> list[Entry]:
         """Return the components of one kind from the packages that loaded, sorted by name."""

@@ -375,8 +375,9 @@ def resolve_agent(
     With `rollout.agent.mode: subproc` the worker processes have started when this returns; the caller ends them.
     """
     where, config = loaded.places("workflow"), loaded.run
-    with contextlib.suppress(PluginError):  # reported by the check of the store
-        withhold_secrets(config.store, registry, loaded.base_dir)
+    for kind, component in (("stores", config.store), *(("tools", server) for server in config.tools.servers)):
+        with contextlib.suppress(PluginError):  # reported by the check of the component
+            withhold_secrets(kind, component, registry, loaded.base_dir)
     if config.rollout.agent.mode != "subproc":
         return resolve_workflow(
             chosen, registry=registry, base_dir=loaded.base_dir, where=where, options=workflow_options, run=config

@@ -10,7 +10,7 @@ import os
 import random
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -272,25 +272,30 @@ class RunDirectory:
             yield
 
     @contextmanager
-    def logging_to(self, role: str, rank: int = 0) -> Iterator[Path]:
-        """Write agentrl's log records into the log file of this process while the context lasts; yield its path."""
+    def logging_to(self, role: str, rank: int = 0, *, modules: Collection[str] = ()) -> Iterator[Path]:
+        """Write the log records of agentrl and of `modules`, such as a registry's, into the log file of this process.
+
+        Lasts as long as the context, which yields the file's path.
+        """
         try:
             self.log(role, rank).parent.mkdir(exist_ok=True)
             handler = _LogFile(self.log(role, rank), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise RunError(f"cannot write {self.log(role, rank)}: {error.strerror}; free disk space there") from error
         handler.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger = logging.getLogger("agentrl_core")
-        previous = logger.level, logger.propagate
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False  # only trackers write to the terminal
+        loggers = [logging.getLogger(name) for name in {"agentrl_core", *modules}]
+        previous = [(logger, logger.level, logger.propagate) for logger in loggers]
+        for logger in loggers:
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False  # only trackers write to the terminal
         try:
             yield self.log(role, rank)
         finally:
-            logger.removeHandler(handler)
-            logger.setLevel(previous[0])
-            logger.propagate = previous[1]
+            for logger, level, propagate in previous:
+                logger.removeHandler(handler)
+                logger.setLevel(level)
+                logger.propagate = propagate
             handler.close()
 
 

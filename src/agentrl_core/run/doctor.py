@@ -301,7 +301,7 @@ def _rehearsal(components: RunComponents, devices: Devices, *, try_step: bool) -
             yield Finding(check="template", ok=True, told=f"note: {side.gateway.tools_notice}")
         for text in advice(components.config, _setting(components, start.model_dir, side)):
             yield Finding(check="advice", ok=True, told=text)
-        with directory.logging_to("doctor"):
+        with directory.logging_to("doctor", modules=components.registry.modules):
             yield from _call(components, side, store, directory.name)
             record = _longest_record(store, directory.name, side)
             load = Load.of(components.config, record=record, joined=start.learner.joined_tokens)

@@ -39,7 +39,8 @@ def carry_out(
     Raises `KeyboardInterrupt` with the command that resumes the run (`resume`, or else `runs resume`), and `RunError`
     for an unexpected exception.
     """
-    with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
+    modules = components.registry.modules
+    with directory.locked(), directory.private(), directory.logging_to("run", modules=modules), ExitStack() as closing:
         closing.callback(_update_readme, directory)
         closing.callback(components.close)
         try:

@@ -33,9 +33,9 @@ def open_store(components: BuiltComponents[Any], directory: RunDirectory) -> Sto
     return store
 
 
-def withhold_secrets(component: Component, registry: Registry, base_dir: Path) -> None:
-    """Keep the environment variables in which a store finds its secrets from processes that start from now on."""
-    target = registry.load("stores", component.use, base_dir=base_dir, where="store")
+def withhold_secrets(kind: str, component: Component, registry: Registry, base_dir: Path) -> None:
+    """Keep the variables in which a store or tool server finds its secrets from processes that start from now on."""
+    target = registry.load(kind, component.use, base_dir=base_dir, where=kind)
     secret_variables = getattr(target, "secret_variables", None)
     for variable in secret_variables(component.options) if secret_variables is not None else ():
         withhold(variable)

@@ -96,6 +96,16 @@ class MCPTools:
         self._name, self._folder = name, config_dir
         self._backend: Backend | None = None
 
+    @staticmethod
+    def secret_variables(options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the names of the environment variables with keys: those of `headers_env` and of `oauth`."""
+        # Options come as the config has them, perhaps not checked yet.
+        headers, oauth = (
+            value if isinstance(value := options.get(option), Mapping) else {} for option in ("headers_env", "oauth")
+        )
+        named = [*headers.values(), oauth.get("client_secret_env"), oauth.get("private_key_env")]
+        return [name for name in named if name and isinstance(name, str)]
+
     def check_start(self, *, connect: bool) -> None:
         """Raise `ConfigError` if there is no such program or script; with `connect` also if nothing has the address."""
         from agentrl_mcp.start_checks import check_address, check_command

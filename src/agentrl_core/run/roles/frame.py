@@ -136,7 +136,8 @@ def _take_part(
         directory.add_missing()
         host = socket.gethostname()
         member = new_member(components, directory.name, role)
-        log = closing.enter_context(directory.logging_to(f"{role}-{host}", member.pid))
+        modules = components.registry.modules
+        log = closing.enter_context(directory.logging_to(f"{role}-{host}", member.pid, modules=modules))
         check_agreement(member, asyncio.run(run.store.members(directory.name)))
         loop = LoopThread(
             "agents" if role == "sample" else "server",
