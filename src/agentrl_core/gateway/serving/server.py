@@ -72,7 +72,7 @@ class GatewayServer:
         config = uvicorn.Config(
             _Endpoint(handle, refuse_early, BodyRoom(room or RoomSize())),
             loop="auto" if sys.platform == "win32" else "uvloop",
-            http=functools.partial(Connection, limits=limits or Limits()),  # type: ignore[arg-type]  # it is only called
+            http=functools.partial(Connection, limits=limits or Limits(), awaited={}),  # type: ignore[arg-type]  # it is only called
             ws="none",
             lifespan="off",
             log_config=None,
