@@ -311,6 +311,31 @@ def test_a_newcomer_takes_the_place_of_the_connection_that_is_idle_longest(serve
     assert ask(first)[0] == 200
 
 
+@pytest.mark.parametrize("sent", [b"POST / HT", head("/", "content-length: 10") + b"12345"])
+def test_half_sent_requests_keep_no_newcomer_out(serve, sent):
+    connect = serve(connections=3, surplus=0)
+    half_sent = [connect() for _ in range(3)]
+    for connection in half_sent:
+        assert ask(connection)[0] == 200
+        connection.sendall(sent)
+    newcomers = [connect() for _ in range(3)]
+    assert [ask(connection)[0] for connection in newcomers] == [200, 200, 200]
+    for connection in half_sent:
+        assert refusal(read_to_end(connection)) == (408, "request_timeout", True)
+
+
+def test_a_body_that_arrived_is_not_awaited_while_it_is_answered(serve, routes):
+    connect = serve(connections=1, surplus=1)
+    held = connect()
+    held.sendall(head("/held", "content-length: 3") + b"abc")
+    assert routes.begun.wait(10)
+    assert refusal(read_to_end(connect())) == (503, "too_many_connections", True)
+    routes.release.set()
+    assert read_response(held) == (200, {"path": "/held", "bytes": 3})
+    assert ask(connect())[0] == 200
+    assert is_dropped(held)
+
+
 def test_pipelined_requests_are_answered_in_order(serve):
     connection = serve()()
     connection.sendall(b"".join(head(f"/{number}", "content-length: 1") + b"x" for number in range(5)))

@@ -8,7 +8,6 @@ the size of its head, and the time for which a client may leave its response unr
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -39,15 +38,15 @@ _FIRST_PROBE_S, _LAST_PROBE_S = 0.01, 1.0
 """First and longest time between probes of a client that closed its sending side; each time is twice the last one."""
 
 
-_turns = itertools.count()
-
-
 class Connection(HttpToolsProtocol):
     """Server side of one TCP connection; requests are answered one at a time, also pipelined ones."""
 
-    def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: Limits, awaited: dict[Connection, None], **kwargs: Any) -> None:
+        """`awaited`: the server's connections whose clients have yet to send a whole request, the oldest wait first."""
         super().__init__(*args, **kwargs)
         self._limits = limits
+        # An ordered set, as a search among thousands of connections would block the event loop for each newcomer.
+        self._awaited = awaited
         self._answering: asyncio.Task[Any] | None = None
         self._current: Any = None
         """Request that is being answered, or was answered last."""
@@ -64,8 +63,6 @@ class Connection(HttpToolsProtocol):
         self._request_since: float | None = None
         """Time at which the arriving request began, in the loop's seconds; None while none is arriving."""
         self._idle_since = self._unread_since = self._refused_at = 0.0
-        self._idle_turn = next(_turns)
-        """Number that orders connections by when they became idle; the loop's clock is too coarse for that."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -114,17 +111,18 @@ class Connection(HttpToolsProtocol):
         self._watch_in(self._limits.linger_s)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Accept a connection; with too many, close the longest idle one, refuse this one or drop it."""
+        """Accept a connection; with too many, close the one awaited longest, refuse this one or drop it."""
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         surplus = len(self.connections) - self._limits.connections
-        # A refused connection stays open for `linger_s`, so the number of these is bounded as well.
-        if surplus > self._limits.surplus:
-            transport.abort()
-        elif surplus > 0 and not self._take_place():
-            self._turn_away(503, "too_many_connections", "the gateway has too many connections; try again later")
-        else:
+        if surplus <= 0 or self._take_place():
+            self._await_request()
             self._watch_in(self._limits.shortest_s)
+        # A refused connection stays open for `linger_s`, so the number of these is bounded as well.
+        elif surplus > self._limits.surplus:
+            transport.abort()
+        else:
+            self._turn_away(503, "too_many_connections", "the gateway has too many connections; try again later")
 
     def data_received(self, data: bytes) -> None:
         """Parse data; refuse a request that breaks a limit or is invalid HTTP."""
@@ -239,6 +237,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._request_since = None
         self._idle_since = self.loop.time()
+        # A request may be answered before its body has arrived; then the next one is awaited now.
+        if self._is_busy:
+            self._awaited.pop(self, None)
+        else:
+            self._await_request()
 
     def on_response_complete(self) -> None:
         """Start the next pipelined request.
@@ -249,13 +252,15 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self._idle_since, self._idle_turn = self.loop.time(), next(_turns)
+        self._idle_since = self.loop.time()
         # The next request's time begins now: its client may have been held back until this response was sent.
         if self._request_since is not None:
             self._request_since = self._idle_since
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the running answer, which nobody waits for any more."""
@@ -280,17 +285,27 @@ class Connection(HttpToolsProtocol):
         in_turn = not self._is_busy or (self.cycle is self._current and not self._in_head)
         return in_turn and self._request_since is not None
 
-    def _is_idle(self) -> bool:
-        return not (self._gone or self._is_busy or self._request_since is not None or self.transport.is_closing())
+    def _await_request(self) -> None:
+        """Note that the client's next request is awaited from now on."""
+        self._awaited.pop(self, None)
+        self._awaited[self] = None
 
     def _take_place(self) -> bool:
-        """Close the longest idle connection other than this one; return False if none is idle."""
-        others = [other for other in cast("set[Connection]", self.connections) if other is not self]
-        idle = [other for other in others if other._is_idle()]  # noqa: SLF001 - of the same class
-        if not idle:
+        """Close the connection whose client is awaited longest; return False if all are being answered."""
+        other = next(iter(self._awaited), None)
+        if other is None:
             return False
-        min(idle, key=lambda other: other._idle_turn).transport.close()  # noqa: SLF001 - of the same class
+        other._give_place()  # noqa: SLF001 - of the same class
         return True
+
+    def _give_place(self) -> None:
+        """Close at once, after a refusal if a request is arriving."""
+        self._awaited.pop(self)
+        if self._request_since is not None:
+            self._turn_away(
+                408, "request_timeout", "the request was not here when another client needed its connection"
+            )
+        self.transport.close()
 
     def _turn_away(self, status: int, code: str, message: str) -> None:
         """Refuse below the level of routes, in a format that both OpenAI's and Anthropic's clients read."""
@@ -301,6 +316,7 @@ class Connection(HttpToolsProtocol):
     def _leave(self) -> None:
         """Cancel the running answer, and drop the requests that wait behind it."""
         self._gone = True
+        self._awaited.pop(self, None)
         self.pipeline.clear()
         if self._current is not None:
             # uvicorn then drops what is still sent to it, and its `receive` returns a disconnect.

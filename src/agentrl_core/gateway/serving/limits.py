@@ -26,7 +26,8 @@ class Limits:
     """Limits of one connection, except `connections` and `surplus`, which are the server's."""
 
     connections: int = attrs.field(factory=most_connections)
-    """Number of open connections; a further one replaces the longest idle one, or gets 503."""
+    """Number of open connections; a further one replaces the one whose client has sent no whole request for longest, or
+    gets 503 if all are being answered."""
     surplus: int = 128
     """Number of connections beyond `connections` that get a 503; still further ones are dropped without a response."""
     url_bytes: int = 8192

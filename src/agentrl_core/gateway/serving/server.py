@@ -24,6 +24,7 @@ from agentrl_core.gateway.serving.body_memory import BodyRoom, RoomSize
 from agentrl_core.gateway.serving.connection import CONNECTION, Connection
 from agentrl_core.gateway.serving.limits import Limits
 from agentrl_core.gateway.serving.routes import client_of, refused_at, too_large
+from agentrl_core.gateway.serving.turns import Turns
 from agentrl_core.gateway.serving.uvicorn_internals import check_uvicorn
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
@@ -72,7 +73,7 @@ class GatewayServer:
         config = uvicorn.Config(
             _Endpoint(handle, refuse_early, BodyRoom(room or RoomSize())),
             loop="auto" if sys.platform == "win32" else "uvloop",
-            http=functools.partial(Connection, limits=limits or Limits()),  # type: ignore[arg-type]  # it is only called
+            http=functools.partial(Connection, limits=limits or Limits(), awaited={}),  # type: ignore[arg-type]  # it is only called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -125,6 +126,7 @@ class _Endpoint:
         self._handle = handle
         self._refuse_early = refuse_early
         self._room = room
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a disconnect of its client cancels it. Bodies of unauthorized clients are not read."""
@@ -161,6 +163,9 @@ class _Endpoint:
     async def _answer(self, request: HttpRequest, connection: Connection, scope: Scope, send: Send) -> None:
         with connection.answering() as gone:
             if not gone:
+                # LLM calls have a body; pages without one, such as /health, must not queue behind them.
+                if request.body:
+                    await self._turns.take()
                 response = await self._handle(request)
                 if scope["http_version"] != "1.1" and not isinstance(response.body, bytes):
                     response = await _gathered(response)
