@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,6 +50,8 @@ def logprobs_of(
     decode: Decode,
 ) -> dict[str, Any]:
     """Build the log-probabilities of all sampled tokens, including the one that ended the turn."""
+    # A reply of 2,000 tokens may have 20 likely ones at each, and all clients wait while these are decoded.
+    decode = functools.cache(decode)
     content = [
         {**token_logprob(token, logprob, decode), "top_logprobs": []}
         for token, logprob in zip(ids, logprobs, strict=True)

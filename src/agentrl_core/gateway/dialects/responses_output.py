@@ -5,6 +5,7 @@ Ids of items are derived from the response's id, so a response that is sent agai
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.gateway.call_types import custom_input
@@ -209,6 +210,8 @@ def logprobs_of(
     decode: Decode,
 ) -> list[dict[str, Any]]:
     """Build the log-probabilities of sampled tokens; a token that is only part of a character has no `bytes`."""
+    # A reply of 2,000 tokens may have 20 likely ones at each, and all clients wait while these are decoded.
+    decode = functools.cache(decode)
     content = [
         {**_logprob(token, logprob, decode), "top_logprobs": []} for token, logprob in zip(ids, logprobs, strict=True)
     ]
