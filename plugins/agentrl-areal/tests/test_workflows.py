@@ -15,7 +15,7 @@ from agentrl_areal.utils.hf_utils import load_hf_tokenizer
 from agentrl_core import Trainer
 from agentrl_core.errors import ConfigError
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Outcome
+from agentrl_core.types import FinishReason, Outcome
 from agentrl_testing.policy import toy_policy
 
 FILES = (
@@ -268,6 +268,26 @@ def test_one_reply_per_prompt_trains_as_it_was_sampled(train, migrate, rewards, 
 
 
 @pytest.mark.parametrize("source", ["released", "ours"])
+def test_a_model_that_the_run_makes_has_the_tokenizer(train, migrate, source):
+    workflow = of_config(source, migrate, "rlvr", "RLVRWorkflow")
+    options = {"reward_fn": "areal_tests_rewards.share"}
+    model = {"use": "tiny", "size": "0.1M"}
+    summary, episodes, _, _ = train(workflow, options, {"max_new_tokens": 12}, model=model)
+    assert set(summary.outcomes) == {"scored"}
+    assert summary.trained_tokens == summary.exact_tokens > 0
+    for episode in episodes:
+        [call] = episode.interactions
+        # the constructor read the end of a turn from the tokenizer
+        assert call.finish_reason is FinishReason.LENGTH or call.output_ids[-1] in call.sampling.stop_token_ids
+
+
+def test_an_option_that_no_constructor_takes_is_refused_with_a_model_that_the_run_makes(train):
+    options = {"reward_fn": "areal_tests_rewards.share", "max_turn": 3}
+    with pytest.raises(ConfigError, match="max_turn"):
+        train("areal_rlvr", options, {}, model={"use": "tiny"})
+
+
+@pytest.mark.parametrize("source", ["released", "ours"])
 def test_several_tries_train_as_one_chain(train, migrate, rewards, source):
     workflow = of_config(source, migrate, "multi_turn", "MultiTurnWorkflow")
     options = {"reward_fn": "areal_tests_rewards.now_and_then", "max_turns": 3, "turn_discount": 0.5}
@@ -290,7 +310,6 @@ def test_several_tries_train_as_one_chain(train, migrate, rewards, source):
     [
         ({"workflow_kwargs": {"reward_fn": "areal_tests_rewards.shar"}}, "workflow.reward_fn: .*shar"),
         ({"workflow_kwargs": {"reward_fn": "areal.reward.nothing.x"}}, "workflow.reward_fn: .*agentrl_areal.reward"),
-        ({"model": {"use": "tiny"}}, "workflow.tokenizer: no tokenizer"),
         ({"workflow_kwargs": {"reward_fn": "areal.reward.gsm8k.gsm8k_reward_fn", "gconfig": {"stop": "a"}}}, "stop"),
         (
             {"workflow_kwargs": {"reward_fn": "areal.reward.gsm8k.gsm8k_reward_fn", "gconfig": {"max_new": 3}}},

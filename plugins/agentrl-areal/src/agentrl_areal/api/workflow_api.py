@@ -6,6 +6,7 @@ or the run supplies them.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,19 +21,54 @@ from agentrl_core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from agentrl_core import RunConfig
+    from agentrl_core.api.token_level import TokenEngine
 
 __all__ = ["AgentWorkflow", "RolloutWorkflow", "WorkflowLike"]
 
 WorkflowLike: TypeAlias = "agentrl_core.RolloutWorkflow | type[agentrl_core.RolloutWorkflow] | str | Any"
 
 
-class RolloutWorkflow(agentrl_core.RolloutWorkflow):
+_OF_THE_RUN = object()
+"""Argument `tokenizer` of a workflow whose run makes its own model, and with it a tokenizer, after the workflow."""
+
+
+class _Postponed(agentrl_core.RolloutWorkflow):
+    """Workflow that is built when its first episode begins, with the policy's tokenizer."""
+
+    def __init__(self, build: Callable[..., agentrl_core.RolloutWorkflow]) -> None:
+        self._build = build
+        self._built: agentrl_core.RolloutWorkflow | None = None
+
+    async def arun_episode(self, engine: TokenEngine, data: dict[str, Any]) -> Any:
+        """Run one episode of the workflow."""
+        if self._built is None:
+            self._built = self._build(tokenizer=engine.tokenizer)
+        return await self._built.arun_episode(engine, data)
+
+
+class _Postponing:
+    """Base of a class that is built later if its tokenizer is not there yet."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        if options.get("tokenizer") is not _OF_THE_RUN:
+            return super().__new__(cls)
+        del options["tokenizer"]
+        return _Postponed(functools.partial(cls, *args, **options))
+
+
+class RolloutWorkflow(_Postponing, agentrl_core.RolloutWorkflow):
     """Base class of workflows on token ids.
 
     Three parameters of a constructor are filled in. `gconfig` and `tokenizer` are those of the run, unless the config
     sets them; in the config, `tokenizer` is a folder or a name. `reward_fn` is a name such as `my_rewards.exact` or
     `file.py:exact`.
+
+    With `model: {use: …}` the run makes the tokenizer, so the constructor runs when the first episode begins, and the
+    tokenizer is that of `engine.tokenizer`: `apply_chat_template`, `encode`, `decode` and the ids of special tokens.
     """
+
+    def __init__(self) -> None:
+        """Take no options; a subclass has its own."""
 
     @classmethod
     def complete_options(
@@ -71,6 +107,8 @@ def _gconfig(options: Mapping[str, Any], run: RunConfig, where: str) -> Generati
 
 def _tokenizer(named: str | None, run: RunConfig, base_dir: Path, where: Callable[[str], str]) -> Any:
     name = named or run.model.path
+    if name is None and run.model.use is not None:
+        return _OF_THE_RUN
     if name is None:
         raise ConfigError(
             f"{where('tokenizer')}: no tokenizer: the config has no model.path; fix: set it to a folder with the "
