@@ -45,6 +45,8 @@ def test_in_strict_order_an_open_group_holds_back_what_is_ready_behind_it():
         ("0o 0o 0o 1r 1r", 1, 2, None),  # the next step takes two of the three: one must be taken now
         ("0o 0r 0o 1r 1r", 1, 2, [1, 3]),
         ("0o 1o 1o 2r 2r", 2, 3, None),  # one of them for each later step is not enough
+        ("0o 0r 0r", 1, 1, None),  # one more than were admitted in step 0: the third can wait, the first cannot
+        ("0r 0r 0o", 1, 1, [0, 1]),
     ],
 )
 def test_ready_groups_overtake_as_long_as_the_others_can_be_taken_in_time(groups, now, max_lag, found):
@@ -103,7 +105,7 @@ def oldest_first(queue, count, ahead):
     for item in left:
         older = sum(other.step <= item.step for other in left)
         steps = max(0, item.step + ahead.max_lag - ahead.step)
-        newer = any(other.step > item.step for other in found)
+        newer = any(queue.index(other) > queue.index(item) for other in found)
         if not item.ready and newer and older > ahead.per_step * steps + ahead.more:
             return None
     return found

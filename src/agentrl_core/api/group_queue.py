@@ -99,8 +99,8 @@ def next_groups(queue: Sequence[Item], count: int, ahead: OvertakeLimits | None)
     """Return the next `count` groups of a queue, which is ordered by step; None if the caller must wait.
 
     Without `ahead` these are the first groups, and all of them must be ready. With `ahead` these are the first ready
-    groups. But the groups left behind must still be taken before they are too old. If they are more than the
-    remaining steps can take in time, the caller must wait until the open ones are ready.
+    groups. But the open groups that they overtake must still be taken before they are too old. If the groups left
+    behind are more than the remaining steps can take in time, the caller must wait until the open ones are ready.
 
     With `ahead.urgency` these are the most urgent ready groups, whatever is left behind. Groups that are too old come
     first: nothing can train them, and as long as they wait no others are admitted in their place.
@@ -108,19 +108,19 @@ def next_groups(queue: Sequence[Item], count: int, ahead: OvertakeLimits | None)
     if ahead is None:
         first = list(queue[:count])
         return first if len(first) == count and all(item.ready for item in first) else None
-    ready = [item for item in queue if item.ready]
-    taken = (ready if ahead.urgency is None else _by_urgency(ready, ahead, ahead.urgency))[:count]
-    if len(taken) < count:
+    places = [place for place, item in enumerate(queue) if item.ready]
+    if len(places) < count:
         return None
     if ahead.urgency is not None:
-        return taken
-    # All groups of one step share a deadline, so count those of each step together with all older ones.
-    for step in {item.step for item in queue if not item.ready}:
-        taken_so_far = sum(item.step <= step for item in taken)
-        behind = sum(item.step <= step for item in queue) - taken_so_far
+        return _by_urgency([queue[place] for place in places], ahead, ahead.urgency)[:count]
+    taken = [queue[place] for place in places[:count]]
+    overtaken = [item for item in queue[: max(places[:count], default=0)] if not item.ready]
+    # All groups of one step share a deadline, so count those of each step together with all older ones. They may be
+    # more than were admitted then: a sampler that has yet to hear of the newest version submits groups under the last.
+    for step in {item.step for item in overtaken}:
+        behind = sum(item.step <= step for item in queue) - sum(item.step <= step for item in taken)
         steps = max(0, step + ahead.max_lag - ahead.step)
-        # If all taken groups are of this step or older, waiting could not take more of them in this step.
-        if taken_so_far < count and behind > ahead.per_step * steps + ahead.more:
+        if behind > ahead.per_step * steps + ahead.more:
             return None
     return taken
 
